@@ -1,0 +1,126 @@
+"""What every codec is: a page in, an ordered list of streams out, and back after any prefix of them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lynx_codec.errors import CodecError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+__all__ = ["CHUNK_TOKENS", "PAGE_TOKENS", "Codec", "PageShape"]
+
+PAGE_TOKENS = 256
+"""Tokens of a full page (Lynx section 6.1)."""
+
+CHUNK_TOKENS = 32
+"""Consecutive tokens of one channel that share their metadata (Lynx section 4.1)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageShape:
+    """Shape of one page: `tokens` rows of `heads` x `head_size` values, keys or values of one layer.
+
+    The first `raw_head` and the last `raw_tail` tokens travel as 16-bit floats inside stream 0;
+    only the tokens between them are quantised, and only they enter any minimum or maximum.
+    """
+
+    tokens: int
+    heads: int
+    head_size: int
+    raw_head: int = 0
+    raw_tail: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.tokens <= 0xFFFF or not 1 <= self.heads <= 0xFFFF or not 1 <= self.head_size <= 0xFFFF:
+            raise CodecError(f"page shape out of range: {self}")
+        if self.raw_head < 0 or self.raw_tail < 0 or self.raw_head + self.raw_tail > self.tokens:
+            raise CodecError(f"raw tokens do not fit into the page: {self}")
+
+    @property
+    def coded_tokens(self) -> int:
+        """Tokens that are quantised."""
+        return self.tokens - self.raw_head - self.raw_tail
+
+    @property
+    def channels(self) -> int:
+        """Values a token."""
+        return self.heads * self.head_size
+
+    @property
+    def values(self) -> int:
+        """Values of the page, raw tokens included."""
+        return self.tokens * self.channels
+
+    @property
+    def array_shape(self) -> tuple[int, int, int]:
+        """Shape of the array that holds the page: (tokens, heads, head_size)."""
+        return (self.tokens, self.heads, self.head_size)
+
+
+class Codec(ABC):
+    """Encodes pages into streams and decodes any prefix of these streams.
+
+    Arrays are [tokens, heads, head_size] with any strides, dtype float32, float16, or uint16, where
+    uint16 holds the bits of bfloat16 (numpy has no such type). Codecs hold no state between calls
+    and may be called from several threads at once; the calls release the interpreter lock where the
+    implementation is compiled.
+    """
+
+    name: str
+    """Name in the registry and on the wire."""
+
+    stream_names: tuple[str, ...]
+    """The streams in order of importance, e.g. ("anchor", "residual")."""
+
+    @abstractmethod
+    def params(self) -> dict[str, Any]:
+        """Plain numbers and strings that let a peer build the same codec: `get_codec(name, **params)`."""
+
+    @abstractmethod
+    def stream_bytes(self, shape: PageShape, *, wide: bool = False) -> tuple[int, ...]:
+        """Exact bytes of each stream of a page.
+
+        `wide` asks for the size of a page that escaped to 16-bit metadata; codecs without an
+        escape ignore it. The wide size of every stream is an upper bound of the other.
+        """
+
+    @abstractmethod
+    def encode(self, page: NDArray[Any], shape: PageShape, outs: Sequence[memoryview]) -> tuple[int, ...]:
+        """Encode `page` into one caller-owned writable byte buffer per stream.
+
+        Each buffer holds at least the wide `stream_bytes`; bytes past the returned lengths are left
+        alone. The buffers may be reused as soon as the call returns.
+
+        Raises:
+            NonFiniteError: NaN, infinity, or a magnitude above 2**126.
+            CodecError: wrong shape or a buffer that is too small (nothing is written then).
+            TypeError: a dtype that is none of the three.
+        """
+
+    @abstractmethod
+    def decode(self, streams: Sequence[memoryview], shape: PageShape, out: NDArray[Any]) -> None:
+        """Decode a non-empty prefix of the streams of a page into `out`, overwriting all of it.
+
+        `out` has shape `shape.array_shape`, any strides, and one of the three dtypes; float16 output
+        saturates to the largest finite value instead of becoming infinite. The streams are only
+        read, and only during the call.
+
+        Raises:
+            CodecError: the bytes are no valid page of this shape and codec; `out` is then undefined
+                but nothing outside it was touched.
+        """
+
+    def check_page(self, page: NDArray[Any], shape: PageShape) -> None:
+        """Refuse an array of the wrong shape or dtype before anything is read or written."""
+        if page.shape != shape.array_shape:
+            raise CodecError(f"array of shape {page.shape} given for a page of shape {shape.array_shape}")
+        if page.dtype not in (np.float32, np.float16, np.uint16):
+            raise TypeError(f"dtype {page.dtype} is not float32, float16 or uint16 (bfloat16 bits)")
