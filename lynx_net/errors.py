@@ -1,0 +1,111 @@
+"""The error tree. Everything the library raises on purpose is a `LynxError`.
+
+    LynxError
+      CodecError                  a page cannot be coded, or its bytes are invalid (from lynx_codec)
+      ProtocolError
+        LocalProtocolError        this process used the library wrongly; nothing was sent
+        RemoteProtocolError       the peer broke the protocol; its link is closed
+        HandshakeError            the peers do not fit together; names the differing fields
+      ConnectionFailedError       no connection could be made, or no address bound
+      ConnectionLostError         the connection ended while something was still owed
+      PeerTimeoutError            the peer is there but made no progress in the configured time
+      FlowControlError            the peer sent more than it was granted
+      IntegrityError              a checksum does not match; names transfer, layer and stream
+      TransferAbortedError        one side gave the transfer up; carries the reason
+      RequestRefusedError         the peer will not serve the request id that was asked for
+      BackendMissingError         an optional part is not installed; names the extra
+
+`asyncio.CancelledError` is never wrapped. Operating system errors are mapped once, in `lynx_net.transport`.
+"""
+
+from __future__ import annotations
+
+from lynx_codec.errors import CodecError, LynxError, NonFiniteError
+
+__all__ = [
+    "BackendMissingError",
+    "CodecError",
+    "ConnectionFailedError",
+    "ConnectionLostError",
+    "FlowControlError",
+    "HandshakeError",
+    "IntegrityError",
+    "LocalProtocolError",
+    "LynxError",
+    "NonFiniteError",
+    "PeerTimeoutError",
+    "ProtocolError",
+    "RemoteProtocolError",
+    "RequestRefusedError",
+    "TransferAbortedError",
+]
+
+
+class ProtocolError(LynxError):
+    """A rule of the protocol was broken."""
+
+
+class LocalProtocolError(ProtocolError):
+    """This process asked for something that the state of the link or transfer does not allow."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The peer sent something that the protocol does not allow."""
+
+
+class HandshakeError(ProtocolError):
+    """The two peers do not fit together: another protocol, version, or configuration."""
+
+
+class ConnectionFailedError(LynxError):
+    """No connection could be made to the address, or the address could not be bound."""
+
+
+class ConnectionLostError(LynxError):
+    """The connection ended while transfers or requests were open on it."""
+
+
+class PeerTimeoutError(LynxError):
+    """The peer did not close, but made no progress within the configured time."""
+
+
+class FlowControlError(RemoteProtocolError):
+    """The peer sent bytes beyond the credit it was granted."""
+
+
+class IntegrityError(LynxError):
+    """Bytes arrived that do not match their checksum.
+
+    Attributes:
+        transfer: transfer id on its link.
+        layer, kind: which layer, and "key" or "value".
+        stream: index of the stream (0 anchor, 1 residual, 2 exact).
+    """
+
+    def __init__(self, transfer: int, layer: int, kind: str, stream: int) -> None:
+        super().__init__(f"checksum mismatch in transfer {transfer}, layer {layer} ({kind}), stream {stream}")
+        self.transfer = transfer
+        self.layer = layer
+        self.kind = kind
+        self.stream = stream
+
+
+class TransferAbortedError(LynxError):
+    """The transfer was given up by one side; the link lives on."""
+
+
+class RequestRefusedError(LynxError):
+    """The peer answered a request, and the answer is no."""
+
+
+class BackendMissingError(LynxError):
+    """An optional part of the library needs packages that are not installed.
+
+    Attributes:
+        extra: the extra of lynx-net that installs them.
+    """
+
+    def __init__(self, what: str, extra: str, hint: str = "") -> None:
+        command = f"pip install 'lynx-net[{extra}]'"
+        super().__init__(f"{what} is not installed; run: {command}{' and ' + hint if hint else ''}")
+        self.extra = extra

@@ -1,0 +1,137 @@
+"""What a KV cache looks like, and how it is cut into numbered pages."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal
+
+from lynx_codec.base import PAGE_TOKENS, PageShape
+
+from lynx_net.errors import LocalProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["KINDS", "CacheLayout", "Kind", "PageRef"]
+
+Kind = Literal["key", "value"]
+KINDS: tuple[Kind, Kind] = ("key", "value")
+
+_DTYPES = ("float32", "float16", "bfloat16")
+_MAX_PAGES = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class PageRef:
+    """One page of a cache: tokens `start` to `stop` of the keys or the values of one layer."""
+
+    index: int
+    layer: int
+    kind: Kind
+    start: int
+    stop: int
+    shape: PageShape
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLayout:
+    """Shape of one KV cache and how it is cut into pages.
+
+    Attributes:
+        layers: layers of the model, may be 0.
+        tokens: tokens in the cache, may be 0.
+        heads: KV heads of a layer.
+        key_size, value_size: values per head and token in the keys, in the values; 0 where a
+            layer has none (latent attention keeps one array only).
+        dtype: of the cache at the sender: "float32", "float16" or "bfloat16".
+        page_tokens: tokens of a full page; the last page of a layer may hold fewer.
+        raw_head, raw_tail: the first and the last tokens of the cache, which travel as 16-bit
+            floats in stream 0: attention sinks and the recent window must not be coarse.
+    """
+
+    layers: int
+    tokens: int
+    heads: int
+    key_size: int
+    value_size: int
+    dtype: str = "float32"
+    page_tokens: int = PAGE_TOKENS
+    raw_head: int = 4
+    raw_tail: int = 64
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name != "dtype" and (type(value) is not int or value < 0):
+                raise LocalProtocolError(f"layout: {field.name} must be a non-negative integer, not {value!r}")
+        if self.dtype not in _DTYPES:
+            raise LocalProtocolError(f"layout: dtype must be one of {', '.join(_DTYPES)}, not {self.dtype!r}")
+        if not 1 <= self.page_tokens <= 0xFFFF:
+            raise LocalProtocolError(f"layout: page_tokens must be 1 to 65535, not {self.page_tokens}")
+        if max(self.heads, self.key_size, self.value_size) > 0xFFFF or self.heads == 0:
+            raise LocalProtocolError("layout: heads must be 1 to 65535, key_size and value_size at most 65535")
+        if self.page_count > _MAX_PAGES:
+            raise LocalProtocolError(f"layout: {self.page_count} pages, more than {_MAX_PAGES}")
+
+    @property
+    def pages_per_array(self) -> int:
+        """Pages of the keys (or the values) of one layer."""
+        return -(-self.tokens // self.page_tokens)
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """The arrays a layer has, in the order in which their pages are numbered."""
+        return tuple(kind for kind in KINDS if self.size_of(kind))
+
+    @property
+    def page_count(self) -> int:
+        """Pages of the whole cache."""
+        return self.layers * len(self.kinds) * self.pages_per_array
+
+    @property
+    def values(self) -> int:
+        """Numbers in the cache."""
+        return self.layers * self.tokens * self.heads * (self.key_size + self.value_size)
+
+    def size_of(self, kind: Kind) -> int:
+        """Values per head and token in the keys or in the values."""
+        return self.key_size if kind == "key" else self.value_size
+
+    def array_shape(self, kind: Kind) -> tuple[int, int, int]:
+        """Shape of the keys or the values of one layer: (tokens, heads, size)."""
+        return (self.tokens, self.heads, self.size_of(kind))
+
+    def page(self, index: int) -> PageRef:
+        """The page with this number; pages are numbered layer by layer, keys before values, by token."""
+        if not 0 <= index < self.page_count:
+            raise LocalProtocolError(f"page {index} of a cache with {self.page_count} pages")
+        array, position = divmod(index, self.pages_per_array)
+        layer, which = divmod(array, len(self.kinds))
+        kind = self.kinds[which]
+        start = position * self.page_tokens
+        stop = min(start + self.page_tokens, self.tokens)
+        raw_head = min(max(self.raw_head - start, 0), stop - start)
+        raw_tail = min(max(stop - max(self.tokens - self.raw_tail, 0), 0), stop - start - raw_head)
+        shape = PageShape(stop - start, self.heads, self.size_of(kind), raw_head, raw_tail)
+        return PageRef(index, layer, kind, start, stop, shape)
+
+    def layer_pages(self, layer: int) -> range:
+        """Numbers of the pages of one layer."""
+        per_layer = len(self.kinds) * self.pages_per_array
+        return range(layer * per_layer, (layer + 1) * per_layer)
+
+    def pages(self) -> Iterator[PageRef]:
+        """All pages in order."""
+        return (self.page(index) for index in range(self.page_count))
+
+    def to_wire(self) -> dict[str, Any]:
+        """The layout as a map for a control message."""
+        return asdict(self)
+
+    @classmethod
+    def from_wire(cls, data: object) -> CacheLayout:
+        """Build a layout from a peer's map; raises LocalProtocolError where it is not one."""
+        names = {field.name for field in fields(cls)}
+        if not isinstance(data, dict) or set(data) != names:
+            raise LocalProtocolError("layout: the fields differ from those of this version")
+        return cls(**data)
