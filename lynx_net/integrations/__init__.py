@@ -1,0 +1,1 @@
+"""Bridges to other packages. Each module imports its package only when it is used."""
