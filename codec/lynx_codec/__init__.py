@@ -1,0 +1,18 @@
+"""Codecs for pages of a KV cache: a page in, an ordered list of streams out, and back after any prefix of them."""
+
+from lynx_codec.base import CHUNK_TOKENS, PAGE_TOKENS, Codec, PageShape
+from lynx_codec.errors import CodecError, LynxError, NonFiniteError
+from lynx_codec.registry import bits_per_value, codec_names, get_codec
+
+__all__ = [
+    "CHUNK_TOKENS",
+    "PAGE_TOKENS",
+    "Codec",
+    "CodecError",
+    "LynxError",
+    "NonFiniteError",
+    "PageShape",
+    "bits_per_value",
+    "codec_names",
+    "get_codec",
+]

@@ -1,0 +1,291 @@
+"""The four codecs. Each handles its header, raw tokens and buffers; an engine does the arithmetic."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from lynx_codec.base import Codec, PageShape
+from lynx_codec.errors import CodecError
+from lynx_codec.layout import (
+    HEADER_BYTES,
+    LYNX_HEADER_BYTES,
+    PageHeader,
+    Sections,
+    read_header,
+    row_bytes,
+    write_header,
+)
+from lynx_codec.tables import LynxTables, lynx_tables
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+__all__ = ["AffineCodec", "Bfloat16Codec", "Engine", "LynxCodec"]
+
+DEFAULT_ALPHA = 2.0
+
+
+class Engine(Protocol):
+    """One implementation of the arithmetic. All implementations agree bit for bit.
+
+    `page` and `out` are [tokens, heads, head_size] of any strides and of the three dtypes; streams are uint8 [bytes] of
+    exactly the length of the page. `base` is the length of the header.
+    """
+
+    def warm_up(self) -> None:
+        """Compile, or load from a cache, everything that the first call would have to wait for."""
+
+    def store_raw(self, page: NDArray[Any], shape: PageShape, first: int, stop: int, out: NDArray[np.uint8]) -> None:
+        """Write tokens [first, stop) as 16-bit floats, at least one."""
+
+    def load_raw(
+        self, data: NDArray[np.uint8], float16: bool, shape: PageShape, first: int, stop: int, out: NDArray[Any]
+    ) -> None:
+        """Read what `store_raw` wrote into tokens [first, stop) of `out`."""
+
+    def encode_lynx(
+        self,
+        page: NDArray[Any],
+        shape: PageShape,
+        anchor: NDArray[np.uint8],
+        residual: NDArray[np.uint8],
+        base: int,
+        tables: LynxTables,
+    ) -> bool:
+        """Write metadata and nibbles of the coded tokens, at least one; true if the page escaped.
+
+        `anchor` has the wide size.
+        """
+
+    def decode_lynx(
+        self,
+        anchor: NDArray[np.uint8],
+        residual: NDArray[np.uint8] | None,
+        shape: PageShape,
+        base: int,
+        wide: bool,
+        table: NDArray[np.float32],
+        out: NDArray[Any],
+    ) -> None:
+        """Read the coded tokens. `table` has 16 entries without residual and 256 with it."""
+
+    def encode_affine(
+        self, page: NDArray[Any], shape: PageShape, out: NDArray[np.uint8], base: int, bits: int
+    ) -> bool:
+        """Write metadata and codes of 4 or 8 bits of the coded tokens, at least one; true if the page escaped."""
+
+    def decode_affine(
+        self, data: NDArray[np.uint8], shape: PageShape, base: int, wide: bool, bits: int, out: NDArray[Any]
+    ) -> None:
+        """Read the coded tokens."""
+
+
+class _PageCodec(Codec):
+    """What the four share: checks, buffers, raw tokens and the header."""
+
+    codec_id: int
+    header_bytes = HEADER_BYTES
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def params(self) -> dict[str, Any]:
+        return {}
+
+    def warm_up(self) -> None:
+        """Compile the kernels, or load them from numba's cache, so that the first page does not pay for it."""
+        self._engine.warm_up()
+
+    def _buffers(self, outs: Sequence[memoryview], shape: PageShape) -> list[NDArray[np.uint8]]:
+        """Writable byte arrays of the wide size over the caller's buffers."""
+        sizes = self.stream_bytes(shape, wide=True)
+        if len(outs) != len(sizes):
+            raise CodecError(f"{self.name} writes {len(sizes)} streams, {len(outs)} buffers were given")
+        arrays = []
+        for name, size, out in zip(self.stream_names, sizes, outs, strict=True):
+            if out.nbytes < size:
+                raise CodecError(f"buffer of {out.nbytes} bytes for stream {name}, up to {size} are needed")
+            if out.readonly:
+                raise CodecError(f"buffer for stream {name} is read-only")
+            arrays.append(_bytes_of(out, name)[:size])
+        return arrays
+
+    def _streams(self, streams: Sequence[memoryview], shape: PageShape, table: bool = False) -> _Parsed:
+        """Checked streams of a page; the header decides which of the two sizes they must have."""
+        if not 1 <= len(streams) <= len(self.stream_names):
+            raise CodecError(f"{len(streams)} streams given, {self.name} has {len(self.stream_names)}")
+        arrays = [_bytes_of(s, n) for s, n in zip(streams, self.stream_names, strict=False)]
+        header = read_header(
+            memoryview(arrays[0]),  # type: ignore[arg-type]
+            self.codec_id,
+            shape,
+            may_be_wide=self._has_escape and shape.coded_tokens > 0,
+            alpha=self._alpha,
+            table=table,
+        )
+        sizes = self.stream_bytes(shape, wide=header.wide)
+        for name, size, array in zip(self.stream_names, sizes, arrays, strict=False):
+            if array.nbytes != size:
+                raise CodecError(f"stream {name} has {array.nbytes} bytes, the page takes {size}")
+        return _Parsed(header, arrays)
+
+    _has_escape = True
+    _alpha = 0.0
+
+    def _check_out(self, out: NDArray[Any], shape: PageShape) -> None:
+        self.check_page(out, shape)
+        if not out.flags.writeable:
+            raise CodecError("the array to decode into is read-only")
+
+    def _encode_raw(self, page: NDArray[Any], shape: PageShape, out: NDArray[np.uint8]) -> None:
+        at = self.header_bytes
+        for first, stop in ((0, shape.raw_head), (shape.tokens - shape.raw_tail, shape.tokens)):
+            if stop > first:
+                end = at + 2 * (stop - first) * shape.channels
+                self._engine.store_raw(page, shape, first, stop, out[at:end])
+                at = end
+
+    def _decode_raw(self, data: NDArray[np.uint8], float16: bool, shape: PageShape, out: NDArray[Any]) -> None:
+        at = self.header_bytes
+        for first, stop in ((0, shape.raw_head), (shape.tokens - shape.raw_tail, shape.tokens)):
+            if stop > first:
+                end = at + 2 * (stop - first) * shape.channels
+                self._engine.load_raw(data[at:end], float16, shape, first, stop, out)
+                at = end
+
+    @abstractmethod
+    def stream_bytes(self, shape: PageShape, *, wide: bool = False) -> tuple[int, ...]: ...
+
+
+class _Parsed:
+    """A checked header and the byte arrays of the streams that were given."""
+
+    __slots__ = ("arrays", "header")
+
+    def __init__(self, header: PageHeader, arrays: list[NDArray[np.uint8]]) -> None:
+        self.header = header
+        self.arrays = arrays
+
+
+def _bytes_of(view: memoryview, name: str) -> NDArray[np.uint8]:
+    """A uint8 array over the bytes of `view`."""
+    try:
+        return np.frombuffer(view, dtype=np.uint8)
+    except (ValueError, BufferError) as error:
+        raise CodecError(f"buffer for stream {name} is not contiguous") from error
+
+
+class LynxCodec(_PageCodec):
+    """Lynx, Algorithm 1 with its errata: a 4-bit anchor and a 4-bit residual on a logarithmic scale per chunk."""
+
+    name = "lynx"
+    stream_names = ("anchor", "residual")
+    codec_id = 1
+    header_bytes = LYNX_HEADER_BYTES
+
+    def __init__(self, engine: Engine, *, alpha: float = DEFAULT_ALPHA) -> None:
+        super().__init__(engine)
+        self._tables = lynx_tables(float(alpha))
+        self._alpha = self._tables.alpha
+        self._centroids = self._tables.centroids.astype("<f2").tobytes()
+
+    def params(self) -> dict[str, Any]:
+        return {"alpha": self._alpha}
+
+    def stream_bytes(self, shape: PageShape, *, wide: bool = False) -> tuple[int, ...]:
+        sections = Sections.of(shape, self.header_bytes, 4, wide)
+        return (sections.end, shape.coded_tokens * sections.row)
+
+    def encode(self, page: NDArray[Any], shape: PageShape, outs: Sequence[memoryview]) -> tuple[int, ...]:
+        self.check_page(page, shape)
+        anchor, residual = self._buffers(outs, shape)
+        self._encode_raw(page, shape, anchor)
+        wide = False
+        if shape.coded_tokens:
+            wide = self._engine.encode_lynx(page, shape, anchor, residual, self.header_bytes, self._tables)
+        write_header(
+            outs[0].cast("B"),
+            self.codec_id,
+            shape,
+            wide=wide,
+            raw_float16=page.dtype == np.float16,
+            alpha=self._alpha,
+            centroids=self._centroids,
+        )
+        return self.stream_bytes(shape, wide=wide)
+
+    def decode(self, streams: Sequence[memoryview], shape: PageShape, out: NDArray[Any]) -> None:
+        self._check_out(out, shape)
+        parsed = self._streams(streams, shape, table=True)
+        anchor = parsed.arrays[0]
+        residual = parsed.arrays[1] if len(parsed.arrays) > 1 else None
+        self._decode_raw(anchor, parsed.header.raw_float16, shape, out)
+        if shape.coded_tokens:
+            table = parsed.header.centroids if residual is None else self._tables.full
+            wide = parsed.header.wide
+            self._engine.decode_lynx(anchor, residual, shape, self.header_bytes, wide, table, out)
+
+
+class AffineCodec(_PageCodec):
+    """Asymmetric integers of `bits` bits per channel and chunk of 32 tokens: minimum and range."""
+
+    stream_names = ("anchor",)
+
+    def __init__(self, engine: Engine, *, bits: int) -> None:
+        super().__init__(engine)
+        self._bits = bits
+        self.name = f"int{bits}"
+        self.codec_id = {8: 2, 4: 3}[bits]
+
+    def stream_bytes(self, shape: PageShape, *, wide: bool = False) -> tuple[int, ...]:
+        return (Sections.of(shape, self.header_bytes, self._bits, wide).end,)
+
+    def encode(self, page: NDArray[Any], shape: PageShape, outs: Sequence[memoryview]) -> tuple[int, ...]:
+        self.check_page(page, shape)
+        (out,) = self._buffers(outs, shape)
+        self._encode_raw(page, shape, out)
+        wide = False
+        if shape.coded_tokens:
+            wide = self._engine.encode_affine(page, shape, out, self.header_bytes, self._bits)
+        write_header(outs[0].cast("B"), self.codec_id, shape, wide=wide, raw_float16=page.dtype == np.float16)
+        return self.stream_bytes(shape, wide=wide)
+
+    def decode(self, streams: Sequence[memoryview], shape: PageShape, out: NDArray[Any]) -> None:
+        self._check_out(out, shape)
+        parsed = self._streams(streams, shape)
+        data = parsed.arrays[0]
+        self._decode_raw(data, parsed.header.raw_float16, shape, out)
+        if shape.coded_tokens:
+            self._engine.decode_affine(data, shape, self.header_bytes, parsed.header.wide, self._bits, out)
+
+
+class Bfloat16Codec(_PageCodec):
+    """Every token as a 16-bit float: bfloat16, or float16 if that is what the page holds."""
+
+    name = "bf16"
+    stream_names = ("anchor",)
+    codec_id = 0
+    _has_escape = False
+
+    def stream_bytes(self, shape: PageShape, *, wide: bool = False) -> tuple[int, ...]:
+        return (self.header_bytes + shape.tokens * row_bytes(shape.heads, shape.head_size, 8) * 2,)
+
+    def encode(self, page: NDArray[Any], shape: PageShape, outs: Sequence[memoryview]) -> tuple[int, ...]:
+        self.check_page(page, shape)
+        (out,) = self._buffers(outs, shape)
+        if shape.tokens:
+            self._engine.store_raw(page, shape, 0, shape.tokens, out[self.header_bytes :])
+        write_header(outs[0].cast("B"), self.codec_id, shape, wide=False, raw_float16=page.dtype == np.float16)
+        return self.stream_bytes(shape)
+
+    def decode(self, streams: Sequence[memoryview], shape: PageShape, out: NDArray[Any]) -> None:
+        self._check_out(out, shape)
+        parsed = self._streams(streams, shape)
+        if shape.tokens:
+            data = parsed.arrays[0][self.header_bytes :]
+            self._engine.load_raw(data, parsed.header.raw_float16, shape, 0, shape.tokens, out)
