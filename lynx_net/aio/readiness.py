@@ -1,0 +1,54 @@
+"""An awaitable that is not yet true, true, or never will be."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from lynx_net.errors import LynxError
+
+__all__ = ["Readiness"]
+
+
+class Readiness:
+    """Await it as often and from as many tasks as you like.
+
+    Awaiting returns once the thing is ready, and raises the transfer's typed error if it cannot
+    become ready any more. Cancelling a wait affects nobody else. What became ready stays ready, also
+    when its transfer fails later.
+    """
+
+    __slots__ = ("_error", "_event", "at_s")
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+        self._error: LynxError | None = None
+        self.at_s: float | None = None
+        """`time.monotonic` of the moment it became ready."""
+
+    def done(self) -> bool:
+        """True once ready; raises the typed error if it failed."""
+        if self._error is not None:
+            raise self._error
+        return self._event.is_set()
+
+    def __await__(self) -> Generator[object, None, None]:
+        if not self._event.is_set():
+            yield from self._event.wait().__await__()
+        if self._error is not None:
+            raise self._error
+
+    def set(self, at_s: float) -> None:
+        """It is ready; only the first call of `set` and `fail` counts."""
+        if not self._event.is_set():
+            self.at_s = at_s
+            self._event.set()
+
+    def fail(self, error: LynxError) -> None:
+        """It will never be ready; only the first call of `set` and `fail` counts."""
+        if not self._event.is_set():
+            self._error = error
+            self._event.set()

@@ -1,0 +1,186 @@
+"""The two ends of a transfer, as the event loop sees them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lynx_net.aio.readiness import Readiness
+from lynx_net.errors import LocalProtocolError, TransferAbortedError
+from lynx_net.wire.messages import AbortCode
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lynx_net.aio.link import Link
+    from lynx_net.errors import LynxError
+    from lynx_net.wire.layout import CacheLayout
+    from lynx_net.wire.messages import OfferMessage
+
+__all__ = ["IncomingTransfer", "Offer", "OutgoingTransfer", "TransferStats"]
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What the sender says about a transfer before its first byte.
+
+    Attributes:
+        request_id: chosen by the application; names the request, not the transfer.
+        layout: shape of the cache.
+        codec, codec_params: `lynx_codec.get_codec(codec, **codec_params)`.
+        streams: number of streams of the codec.
+        meta: whatever the sender's application adds; plain msgpack values.
+        first_token: first output token, computed by the prefill side; None if it was not sent.
+    """
+
+    request_id: str
+    layout: CacheLayout
+    codec: str
+    codec_params: dict[str, Any]
+    streams: int
+    meta: dict[str, Any]
+    first_token: int | None
+
+
+@dataclass(slots=True)
+class TransferStats:
+    """Payload bytes of each stream, without the 48-byte header of each segment."""
+
+    stream_bytes: list[int]
+    segments: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        """Payload bytes of all streams."""
+        return sum(self.stream_bytes)
+
+
+class OutgoingTransfer:
+    """The sending end. Made by `Link.open_transfer`; it deals in encoded page streams."""
+
+    def __init__(self, link: Link, transfer: int, offer: Offer) -> None:
+        self.link = link
+        self.id = transfer
+        self.offer = offer
+        self.stats = TransferStats([0] * offer.streams)
+        self.delivered = Readiness()
+        """Ready when the receiver has everything decoded in place."""
+        self._room = asyncio.Event()
+        self._room.set()
+
+    async def wait_for_room(self) -> None:
+        """Return when less than the configured queue waits in stream 0; raises the transfer's error."""
+        while not self._room.is_set() and not self.delivered.done():
+            await self._room.wait()
+        self.delivered.done()
+
+    def submit(self, page: int, stream: int, data: memoryview) -> None:
+        """Queue one stream of one page; `data` must not change until the transfer has ended."""
+        self.link.submit(self, page, stream, data)
+
+    def cancel(self, reason: str = "cancelled by the sender") -> None:
+        """Give up; the receiver's waiters get TransferAbortedError. Nothing happens if it has ended."""
+        self.link.abort(self.id, AbortCode.CANCELLED, reason)
+
+    def has_room(self, room: bool) -> None:
+        """Called by the link as the queue of stream 0 shrinks and grows."""
+        if room:
+            self._room.set()
+        else:
+            self._room.clear()
+
+    def fail(self, error: LynxError) -> None:
+        """Called by the link when the transfer has failed."""
+        self.delivered.fail(error)
+        self._room.set()
+
+
+class IncomingTransfer:
+    """The receiving end. Subclasses decode; this class keeps what is ready.
+
+    Awaitables: `layer_ready(i)`, `anchor_ready`, `residual_ready`, `exact_ready`, `complete`. Each raises the
+    transfer's typed error when it cannot become true any more.
+    """
+
+    def __init__(self, link: Link, transfer: int, offer: Offer) -> None:
+        self.link = link
+        self.id = transfer
+        self.offer = offer
+        self.offered_at_s = time.monotonic()
+        self.stats = TransferStats([0] * offer.streams)
+        self.complete = Readiness()
+        """Ready when every stream is decoded in place; nothing is written to the target after that."""
+        self._streams = [Readiness() for _ in range(offer.streams)]
+        self._layers = [[Readiness() for _ in range(offer.layout.layers)] for _ in range(offer.streams)]
+
+    def stream_ready(self, stream: int) -> Readiness:
+        """The whole cache is decoded with streams 0 to `stream`; the last stream if there are fewer."""
+        return self._streams[min(stream, len(self._streams) - 1)]
+
+    def layer_ready(self, layer: int, stream: int = 0) -> Readiness:
+        """One layer is decoded with streams 0 to `stream`; the last stream if there are fewer."""
+        if not 0 <= layer < self.offer.layout.layers:
+            raise LocalProtocolError(f"layer {layer} of a cache with {self.offer.layout.layers} layers")
+        return self._layers[min(stream, len(self._streams) - 1)][layer]
+
+    @property
+    def anchor_ready(self) -> Readiness:
+        """Decoding can start, on anchors."""
+        return self.stream_ready(0)
+
+    @property
+    def residual_ready(self) -> Readiness:
+        """The cache is Q_full."""
+        return self.stream_ready(1)
+
+    @property
+    def exact_ready(self) -> Readiness:
+        """The cache is as good as the codec's last stream makes it."""
+        return self.stream_ready(2)
+
+    def cancel(self, reason: str = "cancelled by the receiver") -> None:
+        """Give up; nothing is written to the target once `closed` has returned."""
+        self.link.abort(self.id, AbortCode.CANCELLED, reason)
+
+    async def closed(self) -> None:
+        """Wait until the transfer has ended, well or badly, and no thread touches its target any more."""
+        await self.complete._event.wait()
+
+    # Called by the link.
+
+    def sizes(self, page: int) -> Sequence[frozenset[int]]:
+        """Byte sizes that each stream of a page may have."""
+        raise LocalProtocolError("this transfer has no decoder")
+
+    @property
+    def need_bytes(self) -> int:
+        """The most encoded bytes the transfer can take."""
+        raise LocalProtocolError("this transfer has no decoder")
+
+    def page_arrived(self, page: int, stream: int) -> None:
+        """A page can be decoded with streams 0 to `stream`."""
+        raise LocalProtocolError("this transfer has no decoder")
+
+    def mark_layer(self, layer: int, stream: int) -> None:
+        """A layer is decoded."""
+        self._layers[stream][layer].set(time.monotonic())
+
+    def mark_stream(self, stream: int) -> None:
+        """A stream is decoded."""
+        self._streams[stream].set(time.monotonic())
+
+    def mark_complete(self) -> None:
+        """Everything is decoded."""
+        self.complete.set(time.monotonic())
+
+    def fail(self, error: LynxError) -> None:
+        """The transfer has failed; everything that is not ready never will be."""
+        for readiness in [*self._streams, *(one for layers in self._layers for one in layers), self.complete]:
+            readiness.fail(error)
+
+
+def aborted(reason: str) -> TransferAbortedError:
+    """The error of a transfer that this side gave up."""
+    return TransferAbortedError(reason)

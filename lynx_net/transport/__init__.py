@@ -1,0 +1,25 @@
+"""Byte movers behind one small interface."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lynx_net.errors import LocalProtocolError
+from lynx_net.transport.base import Address, Lane, Listener, Transport
+from lynx_net.transport.memory import MemoryTransport
+from lynx_net.transport.tcp import TcpTransport
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Address", "Lane", "Listener", "Transport", "transport_for"]
+
+_SCHEMES: dict[str, Callable[[], Transport]] = {"memory": MemoryTransport, "tcp": TcpTransport}
+
+
+def transport_for(address: Address) -> Transport:
+    """The transport of an address; raises LocalProtocolError for an unknown scheme."""
+    make = _SCHEMES.get(address.scheme)
+    if make is None:
+        raise LocalProtocolError(f"unknown scheme {address.scheme!r}; known are {', '.join(sorted(_SCHEMES))}")
+    return make()

@@ -1,0 +1,121 @@
+"""What every transport offers: lanes that move bytes, and listeners that accept lanes.
+
+A transport knows nothing of frames. It maps operating system errors to `LynxError` here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lynx_net.errors import ConnectionFailedError, ConnectionLostError, LocalProtocolError, LynxError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Address", "Lane", "Listener", "Transport", "failed", "lost"]
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A parsed URL: scheme, host (or name), and port (None where the scheme has none)."""
+
+    scheme: str
+    host: str
+    port: int | None
+
+    @classmethod
+    def parse(cls, url: str) -> Address:
+        """Read "tcp://host:port", "tcp://[::1]:port" or "memory://name"."""
+        scheme, separator, rest = url.partition("://")
+        if not separator or not scheme or not rest:
+            raise LocalProtocolError(f"{url!r} is not an address; write for example tcp://127.0.0.1:7000")
+        if scheme == "memory":
+            return cls(scheme, rest, None)
+        host, colon, port = rest.rpartition(":")
+        host = host.removeprefix("[").removesuffix("]")
+        if not colon or not host or not port.isdigit() or int(port) > 0xFFFF:
+            raise LocalProtocolError(f"{url!r} lacks a host or a port; write for example tcp://127.0.0.1:7000")
+        return cls(scheme, host, int(port))
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{host}" + ("" if self.port is None else f":{self.port}")
+
+
+class Lane(ABC):
+    """One connection. One task sends and one task receives at a time."""
+
+    peer: str
+    """Address of the other side, for messages."""
+
+    @abstractmethod
+    async def send(self, buffers: Sequence[bytes | memoryview]) -> None:
+        """Hand all bytes of the buffers to the transport, in order.
+
+        The buffers must not change until the call returns. If it is cancelled or fails, an unknown
+        part has been sent, and the lane can only be closed.
+
+        Raises:
+            ConnectionLostError: the peer is gone.
+        """
+
+    @abstractmethod
+    async def receive_into(self, views: Sequence[memoryview]) -> int:
+        """Fill the writable views in order with what is there, at least one byte; 0 at the peer's end of stream.
+
+        Cancelling loses no byte.
+
+        Raises:
+            ConnectionLostError: the connection broke.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close at once. Bytes accepted before are still delivered if the peer reads; pending calls end with an error."""
+
+
+class Listener(ABC):
+    """An address that accepts lanes."""
+
+    url: str
+    """The address that is really bound, port 0 resolved."""
+
+    @abstractmethod
+    async def accept(self) -> Lane:
+        """Wait for the next lane."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop accepting and free the address."""
+
+
+class Transport(ABC):
+    """Opens lanes and listeners for one URL scheme."""
+
+    @abstractmethod
+    async def connect(self, address: Address, *, notsent_lowat_bytes: int) -> Lane:
+        """Open a lane; raises ConnectionFailedError. Cancelling leaves nothing open."""
+
+    @abstractmethod
+    async def listen(self, address: Address, *, notsent_lowat_bytes: int) -> Listener:
+        """Bind an address; raises ConnectionFailedError at once if it is taken."""
+
+
+def failed(what: str, error: OSError) -> ConnectionFailedError:
+    """An OSError while connecting or binding."""
+    if isinstance(error, socket.gaierror):
+        reason = "the host name cannot be resolved"
+    elif error.errno == errno.EADDRINUSE:
+        reason = "the port is taken by another process"
+    else:
+        reason = error.strerror or str(error)
+    return ConnectionFailedError(f"cannot {what}: {reason}")
+
+
+def lost(peer: str, error: OSError) -> LynxError:
+    """An OSError on an open connection."""
+    return ConnectionLostError(f"connection to {peer} lost: {error.strerror or error}")

@@ -1,0 +1,64 @@
+"""Settings of a link, checked once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lynx_net.errors import LocalProtocolError
+from lynx_net.wire.frames import MAX_SEGMENT_BYTES
+
+__all__ = ["LinkConfig"]
+
+MIN_SEGMENT_BYTES = 4096
+PACED_SEGMENT_SECONDS = 0.01
+"""On a paced link a segment should take no longer than this, or priorities would act late."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkConfig:
+    """Settings of one side of a link; the peers need not agree on them.
+
+    Attributes:
+        deadline_s: silence after which a peer is given up; also the limit of a handshake. A peer that sends
+            anything at all, however slowly, is not silent.
+        progress_timeout_s: how long an accepted transfer that holds credit may stay without a single byte
+            before it is aborted (its link lives on).
+        segment_bytes: the largest payload of one segment.
+        initial_credit_bytes: what a peer may send of stream 0 with its offer, before it is accepted.
+        anchor_window_bytes: granted ahead on stream 0 of a transfer.
+        residual_window_bytes: granted ahead on each later stream; small, since it cannot be recalled.
+        memory_bytes: encoded bytes held at once for all incoming transfers of a process.
+        max_pending_offers: offers of a link that may wait for memory.
+        send_queue_bytes: `write` waits while a transfer has more than this queued in stream 0.
+        notsent_lowat_bytes: bytes the kernel may hold unsent on a lane (TCP_NOTSENT_LOWAT).
+    """
+
+    deadline_s: float = 5.0
+    progress_timeout_s: float = 30.0
+    segment_bytes: int = 256 * 1024
+    initial_credit_bytes: int = 1024 * 1024
+    anchor_window_bytes: int = 32 * 1024 * 1024
+    residual_window_bytes: int = 4 * 1024 * 1024
+    memory_bytes: int = 8 * 1024 * 1024 * 1024
+    max_pending_offers: int = 256
+    send_queue_bytes: int = 16 * 1024 * 1024
+    notsent_lowat_bytes: int = 128 * 1024
+
+    def __post_init__(self) -> None:
+        if not self.deadline_s > 0 or not self.progress_timeout_s > 0:
+            raise LocalProtocolError("deadline_s and progress_timeout_s must be positive")
+        if not MIN_SEGMENT_BYTES <= self.segment_bytes <= MAX_SEGMENT_BYTES:
+            raise LocalProtocolError(f"segment_bytes must be {MIN_SEGMENT_BYTES} to {MAX_SEGMENT_BYTES}")
+        if min(self.anchor_window_bytes, self.residual_window_bytes) < 2 * self.segment_bytes:
+            raise LocalProtocolError("a credit window must hold at least two segments")
+        if self.initial_credit_bytes < 0 or self.memory_bytes <= 0 or self.max_pending_offers < 1:
+            raise LocalProtocolError("initial_credit_bytes, memory_bytes and max_pending_offers must be positive")
+        if self.send_queue_bytes < 1 or self.notsent_lowat_bytes < 1:
+            raise LocalProtocolError("send_queue_bytes and notsent_lowat_bytes must be positive")
+
+    def segment_bytes_at(self, rate_bps: float | None) -> int:
+        """Segment size on a link paced to this rate."""
+        if rate_bps is None:
+            return self.segment_bytes
+        wanted = int(rate_bps / 8 * PACED_SEGMENT_SECONDS) // MIN_SEGMENT_BYTES * MIN_SEGMENT_BYTES
+        return max(MIN_SEGMENT_BYTES, min(self.segment_bytes, wanted))

@@ -1,0 +1,74 @@
+"""Credit: how many bytes of a stream may be in the air.
+
+Both windows count payload bytes of one stream of one transfer from its beginning; limits only grow.
+"""
+
+from __future__ import annotations
+
+from lynx_net.errors import FlowControlError, LocalProtocolError
+
+__all__ = ["ReceiveWindow", "SendWindow"]
+
+
+class SendWindow:
+    """What the peer allows us to send. Two integers: `limit` granted, `sent` used."""
+
+    def __init__(self, limit: int = 0) -> None:
+        self.limit = limit
+        self.sent = 0
+
+    @property
+    def available(self) -> int:
+        """Bytes that may be sent now."""
+        return self.limit - self.sent
+
+    def grant(self, limit: int) -> bool:
+        """Take a grant; an older or repeated one changes nothing. True if the window was shut and is open now."""
+        was_shut = self.available <= 0
+        self.limit = max(self.limit, limit)
+        return was_shut and self.available > 0
+
+    def use(self, count: int) -> None:
+        """Account for bytes handed to a lane."""
+        if count > self.available:
+            raise LocalProtocolError(f"{count} bytes to send with a credit of {self.available}")
+        self.sent += count
+
+
+class ReceiveWindow:
+    """What we granted the peer. Three integers: `limit` granted, `received`, and `held`, arrived but not consumed."""
+
+    def __init__(self, window: int, limit: int = 0) -> None:
+        self.window = window
+        self.limit = limit
+        self.received = 0
+        self.held = 0
+
+    @property
+    def outstanding(self) -> int:
+        """Bytes granted that have not come yet."""
+        return self.limit - self.received
+
+    def receive(self, count: int) -> None:
+        """Account for bytes whose arrival begins; raises FlowControlError beyond the grant."""
+        if count > self.outstanding:
+            raise FlowControlError(f"the peer sent {count - self.outstanding} bytes more than it was granted")
+        self.received += count
+
+    def hold(self, count: int) -> None:
+        """Bytes that wait for their consumer; they make the next grant smaller."""
+        self.held += count
+
+    def consume(self, count: int) -> None:
+        """Bytes that their consumer is done with."""
+        if count > self.held:
+            raise LocalProtocolError("more bytes consumed than were held")
+        self.held -= count
+
+    def next_limit(self) -> int | None:
+        """The limit to grant now, or None while the peer has at least half a window left."""
+        limit = self.received + self.window - self.held
+        if limit - self.limit < max(self.window // 2, 1):
+            return None
+        self.limit = limit
+        return limit

@@ -1,0 +1,258 @@
+"""Control messages: frozen dataclasses, packed as msgpack maps with size and depth limits.
+
+Every message is a map {"t": type name, field: value, ...}. A map that lacks a field, has one too many, or a value of
+the wrong type is a RemoteProtocolError, so that a version mismatch shows as a named field and never as a guess.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+import msgpack
+
+from lynx_net.errors import LocalProtocolError, RemoteProtocolError
+from lynx_net.wire.frames import MAX_CONTROL_BYTES
+
+__all__ = [
+    "PROTOCOL_VERSION",
+    "Abort",
+    "AbortCode",
+    "Accept",
+    "Bye",
+    "Complete",
+    "Credit",
+    "Hello",
+    "Message",
+    "OfferMessage",
+    "Ping",
+    "Refuse",
+    "Reject",
+    "Request",
+    "decode_message",
+    "encode_message",
+]
+
+PROTOCOL_VERSION = 1
+
+_MAX_DEPTH = 8
+_MAX_ITEMS = 1 << 17
+_INTEGER_LIMIT = 1 << 63
+
+
+class AbortCode:
+    """Why a transfer was given up; the number travels."""
+
+    CANCELLED = 1
+    SENDER_FAILED = 2
+    RECEIVER_FAILED = 3
+    INTEGRITY = 4
+    CODEC = 5
+    TOO_LARGE = 6
+    STALLED = 7
+    MISUSE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """Base of all control messages; `tag` is the type name on the wire."""
+
+    tag: ClassVar[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Hello(Message):
+    """First frame of every lane, in both directions.
+
+    Attributes:
+        version: PROTOCOL_VERSION of the sender.
+        link: 16 random bytes of the connecting side that join the lanes of one link.
+        incarnation: 8 random bytes made once per process, so that a restarted peer is a new peer.
+        lane, lanes: which lane of how many this connection is.
+        segment_bytes: the largest segment the sender of this message takes.
+        initial_credit: bytes of stream 0 that may be sent with an offer before it is accepted.
+        deadline_ms: silence after which the sender of this message gives its peer up.
+    """
+
+    tag: ClassVar[str] = "hello"
+    version: int
+    link: bytes
+    incarnation: bytes
+    lane: int
+    lanes: int
+    segment_bytes: int
+    initial_credit: int
+    deadline_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reject(Message):
+    """Answer to a Hello that does not fit; the connection is closed behind it."""
+
+    tag: ClassVar[str] = "reject"
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ping(Message):
+    """Sent when nothing else was for a third of the deadline."""
+
+    tag: ClassVar[str] = "ping"
+
+
+@dataclass(frozen=True, slots=True)
+class Request(Message):
+    """Ask the peer to send the cache with this id."""
+
+    tag: ClassVar[str] = "request"
+    request_id: str
+    meta: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse(Message):
+    """The request will not be served."""
+
+    tag: ClassVar[str] = "refuse"
+    request_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class OfferMessage(Message):
+    """A transfer begins. Its id is odd when the connecting side sends, even otherwise, and grows."""
+
+    tag: ClassVar[str] = "offer"
+    transfer: int
+    request_id: str
+    layout: dict[str, Any]
+    codec: str
+    codec_params: dict[str, Any]
+    streams: int
+    segment_bytes: int
+    meta: dict[str, Any]
+    first_token: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Accept(Message):
+    """The receiver has reserved the memory of a transfer."""
+
+    tag: ClassVar[str] = "accept"
+    transfer: int
+
+
+@dataclass(frozen=True, slots=True)
+class Credit(Message):
+    """The sender may have sent `limit` payload bytes of this stream in total."""
+
+    tag: ClassVar[str] = "credit"
+    transfer: int
+    stream: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Complete(Message):
+    """Every page of every stream has arrived, was verified, and is decoded in place."""
+
+    tag: ClassVar[str] = "complete"
+    transfer: int
+
+
+@dataclass(frozen=True, slots=True)
+class Abort(Message):
+    """Either side gives a transfer up; `code` is one of AbortCode."""
+
+    tag: ClassVar[str] = "abort"
+    transfer: int
+    code: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bye(Message):
+    """The link closes in good order; nothing follows on this lane."""
+
+    tag: ClassVar[str] = "bye"
+    reason: str
+
+
+_TYPES: dict[str, type[Message]] = {
+    kind.tag: kind
+    for kind in (Hello, Reject, Ping, Request, Refuse, OfferMessage, Accept, Credit, Complete, Abort, Bye)
+}
+_FIELD_TYPES: dict[str, tuple[type, ...]] = {
+    "int": (int,),
+    "str": (str,),
+    "bytes": (bytes,),
+    "int | None": (int, type(None)),
+    "dict[str, Any]": (dict,),
+}
+_SCHEMAS: dict[str, dict[str, tuple[type, ...]]] = {
+    tag: {field.name: _FIELD_TYPES[str(field.type)] for field in fields(kind)} for tag, kind in _TYPES.items()
+}
+
+
+def encode_message(message: Message) -> bytes:
+    """Pack a message; raises LocalProtocolError if it is too large, too deep or cannot be packed."""
+    data = {"t": message.tag} | {name: getattr(message, name) for name in _SCHEMAS[message.tag]}
+    try:
+        _check_depth(data)
+        packed: bytes = msgpack.packb(data, use_bin_type=True)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise LocalProtocolError(f"a {message.tag} message cannot be packed: {error}") from error
+    if len(packed) > MAX_CONTROL_BYTES:
+        raise LocalProtocolError(
+            f"a {message.tag} message of {len(packed)} bytes, at most {MAX_CONTROL_BYTES} fit; is the metadata large?"
+        )
+    return packed
+
+
+def decode_message(payload: bytes) -> Message:
+    """Unpack and check a message; raises RemoteProtocolError if it is none."""
+    try:
+        data = msgpack.unpackb(
+            payload,
+            raw=False,
+            strict_map_key=True,
+            max_str_len=MAX_CONTROL_BYTES,
+            max_bin_len=MAX_CONTROL_BYTES,
+            max_array_len=_MAX_ITEMS,
+            max_map_len=_MAX_ITEMS,
+            max_ext_len=0,
+        )
+        _check_depth(data)
+    except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
+        raise RemoteProtocolError(f"a control message cannot be unpacked: {error or type(error).__name__}") from error
+    tag = data.get("t") if isinstance(data, dict) else None
+    schema = _SCHEMAS.get(tag) if isinstance(tag, str) else None
+    if tag is None or schema is None:
+        raise RemoteProtocolError(f"unknown control message {tag!r:.40}")
+    del data["t"]
+    if data.keys() != schema.keys():
+        odd = ", ".join(sorted(str(name)[:40] for name in data.keys() ^ schema.keys())[:8])
+        raise RemoteProtocolError(f"a {tag} message with missing or unknown fields: {odd}")
+    for name, types in schema.items():
+        value = data[name]
+        if not isinstance(value, types) or isinstance(value, bool):
+            raise RemoteProtocolError(f"a {tag} message whose {name} has the type {type(value).__name__}")
+        if isinstance(value, int) and not 0 <= value < _INTEGER_LIMIT:
+            raise RemoteProtocolError(f"a {tag} message whose {name} is out of range")
+    return _TYPES[tag](**data)
+
+
+def _check_depth(data: object) -> None:
+    """Refuse nesting that the peer's limit would refuse; walks without recursion."""
+    level: list[object] = [data]
+    for _ in range(_MAX_DEPTH):
+        level = [
+            item
+            for container in level
+            if isinstance(container, dict | list | tuple)
+            for item in (container.values() if isinstance(container, dict) else container)
+        ]
+        if not level:
+            return
+    if any(isinstance(item, dict | list | tuple) for item in level):
+        raise ValueError(f"nested deeper than {_MAX_DEPTH}")

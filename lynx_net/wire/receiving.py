@@ -1,0 +1,235 @@
+"""The receiving half of one transfer: where bytes go, what has arrived, and what is ready.
+
+Rules:
+
+1. A page stream gets its buffer when its first segment arrives, of the size that segment names, which must be one of the
+   sizes the codec can produce for that page: nothing is allocated that was not reserved when the offer was accepted.
+2. Segments begin at multiples of the offer's segment size; each is taken once, a repeated one is dropped.
+3. Bytes count against the stream's credit when their segment begins.
+4. A page stream is handed out for decoding when all its segments are in and verified, and every earlier stream of that
+   page has been handed out before it. Its buffer lives until the last stream of the page is decoded.
+5. A layer is ready at stream s when all its pages are decoded with streams 0 to s; the transfer is ready at s when all
+   layers are; it is complete when it is ready at its last stream. A transfer without pages is complete at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lynx_net.errors import FlowControlError, IntegrityError, RemoteProtocolError
+from lynx_net.wire.credit import ReceiveWindow
+from lynx_net.wire.frames import SegmentHeader, checksum
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from lynx_net.wire.layout import CacheLayout
+
+__all__ = ["LayerReady", "PageArrived", "ReceiveState", "StreamReady", "TransferComplete"]
+
+
+@dataclass(frozen=True, slots=True)
+class PageArrived:
+    """Streams 0 to `stream` of a page are here and verified; answer with `decoded` when they are in place."""
+
+    transfer: int
+    page: int
+    stream: int
+
+
+@dataclass(frozen=True, slots=True)
+class LayerReady:
+    """All pages of the layer are decoded with streams 0 to `stream`."""
+
+    transfer: int
+    layer: int
+    stream: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamReady:
+    """All layers are decoded with streams 0 to `stream`."""
+
+    transfer: int
+    stream: int
+
+
+@dataclass(frozen=True, slots=True)
+class TransferComplete:
+    """Everything is decoded in place."""
+
+    transfer: int
+
+
+class _PageStream:
+    """One stream of one page on its way in: its bytes, and a bit for each segment."""
+
+    __slots__ = ("arrived", "data", "missing", "started")
+
+    def __init__(self, size: int, segments: int) -> None:
+        self.data = memoryview(bytearray(size))
+        self.missing = max(segments, 1)
+        self.started = 0
+        self.arrived = 0
+
+
+class _Page:
+    __slots__ = ("decoded", "handed_out", "streams")
+
+    def __init__(self, streams: int) -> None:
+        self.streams: list[_PageStream | None] = [None] * streams
+        self.handed_out = 0
+        self.decoded = 0
+
+
+class ReceiveState:
+    """State of one incoming transfer; knows neither codec nor clock.
+
+    Args:
+        transfer: its id.
+        layout: of the cache.
+        streams: number of streams of its codec.
+        segment_bytes: segment size of the offer.
+        sizes: page number to the byte sizes each stream of that page may have.
+        windows: the credit window of each stream, bytes.
+        initial_credit: granted for stream 0 by the handshake.
+    """
+
+    def __init__(
+        self,
+        transfer: int,
+        layout: CacheLayout,
+        streams: int,
+        segment_bytes: int,
+        sizes: Callable[[int], Sequence[frozenset[int]]],
+        windows: Sequence[int],
+        initial_credit: int,
+    ) -> None:
+        self.transfer = transfer
+        self.layout = layout
+        self.streams = streams
+        self.segment_bytes = segment_bytes
+        self.windows = [ReceiveWindow(size) for size in windows]
+        self.windows[0].limit = initial_credit
+        self._sizes = sizes
+        self._pages: dict[int, _Page] = {}
+        self._arrived_pages = [0] * streams
+        per_layer = len(layout.layer_pages(0)) if layout.layers else 0
+        self._layer_missing = [[per_layer] * layout.layers for _ in range(streams)]
+        self._layers_missing = [layout.layers] * streams
+
+    def start(self) -> list[LayerReady | StreamReady | TransferComplete]:
+        """What is ready before any byte has come (rule 5)."""
+        if self.layout.page_count:
+            return []
+        events: list[LayerReady | StreamReady | TransferComplete] = []
+        for stream in range(self.streams):
+            events += [LayerReady(self.transfer, layer, stream) for layer in range(self.layout.layers)]
+            self._layers_missing[stream] = 0
+            events.append(StreamReady(self.transfer, stream))
+        return [*events, TransferComplete(self.transfer)]
+
+    def owes(self, stream: int) -> bool:
+        """True until every page of the stream has arrived."""
+        return self._arrived_pages[stream] < self.layout.page_count
+
+    @property
+    def complete(self) -> bool:
+        """True when everything is decoded."""
+        return self._layers_missing[-1] == 0
+
+    def place(self, header: SegmentHeader) -> memoryview | None:
+        """Where the payload of this segment goes; None if it came before (rules 1 to 3).
+
+        The view is the caller's to fill until `segment_arrived`.
+        """
+        if header.stream >= self.streams or header.page >= self.layout.page_count:
+            raise RemoteProtocolError(
+                f"segment for page {header.page}, stream {header.stream} of a transfer with "
+                f"{self.layout.page_count} pages, {self.streams} streams"
+            )
+        if header.offset % self.segment_bytes:
+            raise RemoteProtocolError(f"a segment begins at {header.offset}, off the grid of {self.segment_bytes}")
+        if header.length != min(self.segment_bytes, header.stream_bytes - header.offset):
+            raise RemoteProtocolError(f"a segment of {header.length} bytes at {header.offset} of {header.stream_bytes}")
+        page = self._pages.get(header.page)
+        if page is None:
+            page = self._pages[header.page] = _Page(self.streams)
+        bit = 1 << (header.offset // self.segment_bytes)
+        page_stream = page.streams[header.stream]
+        if page_stream is None:
+            if page.handed_out > header.stream:
+                return None
+            if header.stream_bytes not in self._sizes(header.page)[header.stream]:
+                raise RemoteProtocolError(
+                    f"stream {header.stream} of page {header.page} cannot have {header.stream_bytes} bytes"
+                )
+            self.windows[header.stream].receive(header.length)
+            page_stream = _PageStream(header.stream_bytes, -(-header.stream_bytes // self.segment_bytes))
+            page.streams[header.stream] = page_stream
+        elif header.stream_bytes != page_stream.data.nbytes:
+            raise RemoteProtocolError(f"the size of stream {header.stream} of page {header.page} changed")
+        elif page_stream.started & bit:
+            return None
+        else:
+            self.windows[header.stream].receive(header.length)
+        page_stream.started |= bit
+        return page_stream.data[header.offset : header.offset + header.length]
+
+    def segment_arrived(self, header: SegmentHeader, payload: memoryview) -> list[PageArrived]:
+        """Verify a segment that lies in its place; returns what can be decoded now (rule 4).
+
+        Raises:
+            IntegrityError: its bytes do not match its checksum.
+        """
+        if checksum(payload) != header.checksum:
+            page_ref = self.layout.page(header.page)
+            raise IntegrityError(self.transfer, page_ref.layer, page_ref.kind, header.stream)
+        page = self._pages[header.page]
+        page_stream = page.streams[header.stream]
+        if page_stream is None:
+            raise FlowControlError(f"a segment of page {header.page} arrived that was never placed")
+        page_stream.arrived |= 1 << (header.offset // self.segment_bytes)
+        page_stream.missing -= 1
+        if page_stream.missing:
+            return []
+        self._arrived_pages[header.stream] += 1
+        self.windows[header.stream].hold(page_stream.data.nbytes)
+        events: list[PageArrived] = []
+        while page.handed_out < self.streams:
+            following = page.streams[page.handed_out]
+            if following is None or following.missing:
+                break
+            events.append(PageArrived(self.transfer, header.page, page.handed_out))
+            page.handed_out += 1
+        return events
+
+    def page_streams(self, page: int, stream: int) -> list[memoryview]:
+        """The bytes of streams 0 to `stream` of a page that has been handed out; read-only by agreement."""
+        held = self._pages[page].streams[: stream + 1]
+        return [page_stream.data for page_stream in held if page_stream is not None]
+
+    def decoded(self, page_index: int, stream: int) -> list[LayerReady | StreamReady | TransferComplete]:
+        """The page is in place with streams 0 to `stream`; decoding may skip to the last stream handed out."""
+        page = self._pages[page_index]
+        events: list[LayerReady | StreamReady | TransferComplete] = []
+        layer = self.layout.page(page_index).layer
+        while page.decoded <= stream:
+            done = page.decoded
+            page.decoded += 1
+            page_stream = page.streams[done]
+            if page_stream is not None:
+                self.windows[done].consume(page_stream.data.nbytes)
+            self._layer_missing[done][layer] -= 1
+            if self._layer_missing[done][layer]:
+                continue
+            events.append(LayerReady(self.transfer, layer, done))
+            self._layers_missing[done] -= 1
+            if self._layers_missing[done] == 0:
+                events.append(StreamReady(self.transfer, done))
+                if done == self.streams - 1:
+                    events.append(TransferComplete(self.transfer))
+        if page.decoded == self.streams:
+            page.streams = [None] * self.streams
+        return events

@@ -1,0 +1,188 @@
+"""Which bytes go next. Asked at the moment a lane can take them, never earlier.
+
+Rules:
+
+1. Control frames first, in order, on lane 0 only; they are never held back by credit or pacing.
+2. Then segments, by class: stream 0 of any transfer before stream 1 of any, and so on.
+3. Inside a class the earliest deadline first; transfers of equal deadline take turns, a segment each, beginning with
+   the one that has waited longest.
+4. A transfer takes part in a class while it has bytes queued there and credit for its whole next segment.
+5. A segment is cut when it is chosen, from one stream of one page: as many bytes as the transfer's segment size, fewer
+   only at the end, so that segments begin at multiples of that size and the receiver can tell one from another.
+6. Pacing delays segments as a whole; it never changes their order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lynx_net.errors import LocalProtocolError
+from lynx_net.wire.credit import SendWindow
+from lynx_net.wire.frames import HEADER_BYTES, SegmentHeader, checksum, pack_control, pack_segment_header
+from lynx_net.wire.messages import Message, encode_message
+
+if TYPE_CHECKING:
+    from lynx_net.wire.pacing import TokenBucket
+
+__all__ = ["NothingToSend", "Scheduler", "SendBytes", "SendQueue", "WaitUntil"]
+
+
+@dataclass(frozen=True, slots=True)
+class SendBytes:
+    """Put these buffers on the lane, in order. `transfer` is None for control frames."""
+
+    buffers: tuple[bytes | memoryview, ...]
+    transfer: int | None
+    stream: int
+    payload_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class WaitUntil:
+    """Pacing: ask again at this time."""
+
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class NothingToSend:
+    """Ask again after the scheduler's state has changed."""
+
+
+@dataclass(slots=True)
+class _PageStream:
+    page: int
+    data: memoryview
+    offset: int = 0
+
+
+class SendQueue:
+    """Everything a transfer still has to send, per stream, with its credit."""
+
+    def __init__(self, transfer: int, streams: int, segment_bytes: int, initial_credit: int, deadline_s: float) -> None:
+        self.transfer = transfer
+        self.segment_bytes = segment_bytes
+        self.deadline_s = deadline_s
+        self.pages: list[deque[_PageStream]] = [deque() for _ in range(streams)]
+        self.windows = [SendWindow(initial_credit if stream == 0 else 0) for stream in range(streams)]
+        self.queued_bytes = [0] * streams
+        self.sent_bytes = [0] * streams
+
+    def next_length(self, stream: int) -> int:
+        """Payload bytes of the next segment of a stream that has bytes queued (rule 5)."""
+        first = self.pages[stream][0]
+        return min(self.segment_bytes, first.data.nbytes - first.offset)
+
+    def sendable(self, stream: int) -> bool:
+        """Rule 4."""
+        return bool(self.pages[stream]) and self.next_length(stream) <= self.windows[stream].available
+
+
+class Scheduler:
+    """Holds the queues of all transfers of a link and picks what is sent next."""
+
+    def __init__(self, pacer: TokenBucket | None = None) -> None:
+        self.pacer = pacer
+        self._control: deque[bytes] = deque()
+        self._queues: dict[int, SendQueue] = {}
+        # (stream, deadline) -> transfers that are sendable there, in the order of their turns
+        self._turns: dict[tuple[int, float], deque[SendQueue]] = {}
+
+    def control(self, message: Message) -> None:
+        """Queue a control message."""
+        self._control.append(pack_control(encode_message(message)))
+
+    def open(self, queue: SendQueue) -> None:
+        """Take up a transfer."""
+        self._queues[queue.transfer] = queue
+
+    def close(self, transfer: int) -> None:
+        """Drop a transfer and whatever it still had queued. A segment already chosen is not recalled."""
+        queue = self._queues.pop(transfer, None)
+        if queue is None:
+            return
+        for stream in range(len(queue.pages)):
+            turns = self._turns.get((stream, queue.deadline_s))
+            if turns is not None and queue in turns:
+                turns.remove(queue)
+                if not turns:
+                    del self._turns[stream, queue.deadline_s]
+
+    def submit(self, transfer: int, page: int, stream: int, data: memoryview) -> None:
+        """Queue one stream of one page. `data` must not change until it has been sent."""
+        queue = self._queues.get(transfer)
+        if queue is None:
+            raise LocalProtocolError(f"transfer {transfer} is not open for sending")
+        was_sendable = queue.sendable(stream)
+        queue.pages[stream].append(_PageStream(page, data.cast("B")))
+        queue.queued_bytes[stream] += data.nbytes
+        if not was_sendable and queue.sendable(stream):
+            self._enter(queue, stream)
+
+    def grant(self, transfer: int, stream: int, limit: int) -> None:
+        """Take a credit grant; one for a transfer that is over is ignored."""
+        queue = self._queues.get(transfer)
+        if queue is None or stream >= len(queue.windows):
+            return
+        was_sendable = queue.sendable(stream)
+        queue.windows[stream].grant(limit)
+        if not was_sendable and queue.sendable(stream):
+            self._enter(queue, stream)
+
+    def has_control(self) -> bool:
+        """True while control frames are queued."""
+        return bool(self._control)
+
+    def next(self, lane: int, now: float) -> SendBytes | WaitUntil | NothingToSend:
+        """Decide what this lane sends now (rules 1 to 6). The answer counts as sent."""
+        if self._control and lane == 0:
+            frame = self._control.popleft()
+            self._pay(len(frame), now)
+            return SendBytes((frame,), None, 0, 0)
+        if not self._turns:
+            return NothingToSend()
+        if self.pacer is not None:
+            ready_at = self.pacer.ready_at(now)
+            if ready_at > now:
+                return WaitUntil(ready_at)
+        key = min(self._turns)
+        turns = self._turns[key]
+        queue = turns.popleft()
+        chosen = self._cut(queue, key[0])
+        if queue.sendable(key[0]):
+            turns.append(queue)
+        elif not turns:
+            del self._turns[key]
+        self._pay(HEADER_BYTES + chosen.payload_bytes, now)
+        return chosen
+
+    def _enter(self, queue: SendQueue, stream: int) -> None:
+        self._turns.setdefault((stream, queue.deadline_s), deque()).append(queue)
+
+    def _pay(self, count: int, now: float) -> None:
+        if self.pacer is not None:
+            self.pacer.spend(count, now)
+
+    def _cut(self, queue: SendQueue, stream: int) -> SendBytes:
+        page_stream = queue.pages[stream][0]
+        total = page_stream.data.nbytes
+        length = queue.next_length(stream)
+        queue.windows[stream].use(length)
+        payload = page_stream.data[page_stream.offset : page_stream.offset + length]
+        queue.queued_bytes[stream] -= length
+        queue.sent_bytes[stream] += length
+        header = SegmentHeader(
+            queue.transfer, page_stream.page, stream, page_stream.offset, length, total, checksum(payload)
+        )
+        page_stream.offset += length
+        if page_stream.offset == total:
+            queue.pages[stream].popleft()
+        head = pack_segment_header(header)
+        return SendBytes((head, payload) if length else (head,), queue.transfer, stream, length)
+
+
+NO_DEADLINE = math.inf
+"""Deadline of a transfer that has none."""
