@@ -118,6 +118,10 @@ class Codec(ABC):
                 but nothing outside it was touched.
         """
 
+    def warm_up(self) -> None:
+        """Do now what the first page would have to wait for, such as compiling; may be called again at no cost."""
+        return
+
     def check_page(self, page: NDArray[Any], shape: PageShape) -> None:
         """Refuse an array of the wrong shape or dtype before anything is read or written."""
         if page.shape != shape.array_shape:

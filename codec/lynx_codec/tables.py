@@ -20,7 +20,7 @@ from lynx_codec.errors import CodecError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["LEVELS", "UNIT", "UNIT_BITS", "LynxTables", "lynx_tables"]
+__all__ = ["CELL_BITS", "CELL_SHIFT", "LEVELS", "UNIT", "UNIT_BITS", "LynxTables", "lynx_tables"]
 
 LEVELS = 120
 """Largest integer magnitude I. Not 127: (127 + 7) >> 4 would not fit the 4-bit anchor."""
@@ -29,8 +29,9 @@ UNIT_BITS = 24
 UNIT = 1 << UNIT_BITS
 """A normalised magnitude of 1 as a fixed-point integer."""
 
-MIN_CELL_BITS = 9
-MAX_CELL_BITS = 12
+CELL_BITS = 10
+CELL_SHIFT = UNIT_BITS - CELL_BITS
+"""The search table has 2**10 cells; a compiled kernel wants the shift as a constant."""
 
 DENSITY_POWER = 3
 """Exponent k of the assumed density (1 - u**2)**k of normalised magnitudes u; fitted on real keys and values."""
@@ -49,8 +50,7 @@ class LynxTables:
         values: float32 [121]; magnitude of each I.
         centroids: float16 [16]; default anchor value of each anchor nibble, signed.
         full: float32 [256]; signed value of (anchor nibble << 4 | residual nibble), all 256 defined.
-        cell_shift: bits of the fixed-point magnitude below the cell number.
-        cells: int32 [cells + 1]; (cells[q >> cell_shift] + (q & mask)) >> cell_shift is I.
+        cells: int32 [1025]; (cells[q >> CELL_SHIFT] + (q & mask)) >> CELL_SHIFT is I for q = floor(2**24 * u).
     """
 
     alpha: float
@@ -58,7 +58,6 @@ class LynxTables:
     values: NDArray[np.float32]
     centroids: NDArray[np.float16]
     full: NDArray[np.float32]
-    cell_shift: int
     cells: NDArray[np.int32]
 
 
@@ -79,15 +78,13 @@ def lynx_tables(alpha: float) -> LynxTables:
         thresholds = [int((edge * UNIT).to_integral_value(ROUND_CEILING)) for edge in edges]
         centroids = _centroids(edges)
         values = np.array([_to_float32(m) for m in magnitudes], dtype=np.float32)
-    shift, cells = _cells(alpha, thresholds)
     tables = LynxTables(
         alpha=alpha,
         thresholds=np.array(thresholds, dtype=np.int32),
         values=values,
         centroids=centroids,
         full=_full_table(values),
-        cell_shift=shift,
-        cells=cells,
+        cells=_cells(alpha, thresholds),
     )
     for array in (tables.thresholds, tables.values, tables.centroids, tables.full, tables.cells):
         array.flags.writeable = False
@@ -153,25 +150,21 @@ def _full_table(values: NDArray[np.float32]) -> NDArray[np.float32]:
     return table
 
 
-def _cells(alpha: float, thresholds: list[int]) -> tuple[int, NDArray[np.int32]]:
+def _cells(alpha: float, thresholds: list[int]) -> NDArray[np.int32]:
     """The search table: equal cells that hold one threshold at most.
 
     An entry is (levels below the cell) << shift, plus what carries into the next level once the offset inside
     the cell reaches the threshold. The last entry is for a magnitude of exactly 1.
     """
-    for bits in range(MIN_CELL_BITS, MAX_CELL_BITS + 1):
-        shift = UNIT_BITS - bits
-        homes = [t >> shift for t in thresholds]
-        if len(set(homes)) == len(homes):
-            break
-    else:
-        raise CodecError(f"alpha {alpha} is too large: two thresholds fall into one of {1 << MAX_CELL_BITS} cells")
-    cells = np.empty((1 << bits) + 1, dtype=np.int32)
+    homes = [t >> CELL_SHIFT for t in thresholds]
+    if len(set(homes)) != len(homes):
+        raise CodecError(f"alpha {alpha} is too large: two thresholds fall into one of {1 << CELL_BITS} cells")
+    cells = np.empty((1 << CELL_BITS) + 1, dtype=np.int32)
     below = 0
-    for cell in range(1 << bits):
-        cells[cell] = below << shift
+    for cell in range(1 << CELL_BITS):
+        cells[cell] = below << CELL_SHIFT
         if below < LEVELS and homes[below] == cell:
-            cells[cell] += (1 << shift) - (thresholds[below] & ((1 << shift) - 1))
+            cells[cell] += (1 << CELL_SHIFT) - (thresholds[below] & ((1 << CELL_SHIFT) - 1))
             below += 1
-    cells[-1] = LEVELS << shift
-    return shift, cells
+    cells[-1] = LEVELS << CELL_SHIFT
+    return cells

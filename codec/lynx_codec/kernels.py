@@ -1,0 +1,633 @@
+"""Compiled CPU kernels (numba), bit-exact with reference.py.
+
+Arrays are one-dimensional. `src` and `dst` are the page as bits, uint32 (float32) or uint16 (float16 or bfloat16), and are
+addressed by element strides. Work goes row by row through float32 rows of `heads` x `padded` channels, where `padded`
+is the head size rounded up to even for nibbles; a row stays in the first-level cache, and the innermost loops
+run over its channels so that they become vector code. numba types integer expressions as 64-bit; the casts
+keep them at 32 bits. There is no fastmath, so nothing is fused or reordered.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+from lynx_codec import limits
+from lynx_codec.base import CHUNK_TOKENS
+from lynx_codec.tables import CELL_SHIFT, UNIT
+
+__all__ = [
+    "BAD_PAGE_FIELD",
+    "BFLOAT16",
+    "FLOAT16",
+    "FLOAT32",
+    "NOT_FINITE",
+    "decode_affine",
+    "decode_lynx",
+    "encode_affine",
+    "encode_lynx",
+    "load_raw",
+    "store_raw",
+]
+
+FLOAT32, BFLOAT16, FLOAT16 = 0, 1, 2
+"""Kinds of page elements."""
+
+NARROW, WIDE, NOT_FINITE = 0, 1, -1
+"""Results of the encoders."""
+
+BAD_PAGE_FIELD = 1
+"""Result of a decoder that refused the page minimum or scale."""
+
+CHUNK = CHUNK_TOKENS
+SHIFT = CELL_SHIFT
+OFFSET_MASK = np.int32((1 << CELL_SHIFT) - 1)
+F_UNIT = np.float32(UNIT)
+F_ZERO = np.float32(0.0)
+F_HALF = np.float32(0.5)
+F_WEIGHT = limits.MEAN_WEIGHT
+F_CHUNK = limits.MEAN_CHUNK
+F_LIMIT = limits.MAX_MAGNITUDE
+F_TOP = limits.MAX_TOP
+F_FLAT = limits.FLAT_SCALE
+F_ESCAPE = limits.ESCAPE_STEPS
+F_FINITE = np.float32(3.4e38)
+L_NARROW = limits.MAX_LEVEL_NARROW
+L_WIDE = limits.MAX_LEVEL_WIDE
+
+SIGN = np.uint32(0x80000000)
+MAGNITUDE = np.uint32(0x7FFFFFFF)
+
+
+@intrinsic
+def float_of(typing_context, bits):
+    """The float32 with these bits (uint32)."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.bitcast(arguments[0], ir.FloatType())
+
+    return types.float32(types.uint32), generate
+
+
+@intrinsic
+def bits_of(typing_context, value):
+    """The bits of a float32 as uint32."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.bitcast(arguments[0], ir.IntType(32))
+
+    return types.uint32(types.float32), generate
+
+
+# --- rows ------------------------------------------------------------------------------------------------------------
+
+
+@njit(nogil=True, cache=True)
+def _load_row(src, at, head_stride, heads, size, padded, kind, row):
+    """One token as float32 bits into `row` [heads * padded], pad channels zero."""
+    for h in range(heads):
+        begin = at + h * head_stride
+        part = src[begin : begin + size]
+        into = row[h * padded : h * padded + size]
+        if kind == FLOAT32:
+            for i in range(size):
+                into[i] = np.uint32(part[i])
+        elif kind == BFLOAT16:
+            for i in range(size):
+                into[i] = np.uint32(np.uint32(part[i]) << np.uint32(16))
+        else:
+            for i in range(size):
+                into[i] = _half_bits(np.uint32(part[i]))
+        if padded > size:
+            row[h * padded + size] = np.uint32(0)
+
+
+@njit(nogil=True, cache=True)
+def _half_bits(half):
+    """Float32 bits of a float16, without passing through subnormal float32 numbers."""
+    shifted = np.uint32((half & np.uint32(0x7FFF)) << np.uint32(13))
+    normal = np.uint32(shifted + np.uint32(112 << 23))
+    tiny = float_of(np.uint32(shifted + np.uint32(113 << 23))) - float_of(np.uint32(113 << 23))
+    bits = normal if shifted >= np.uint32(1 << 23) else bits_of(tiny)
+    bits = np.uint32(shifted + np.uint32(224 << 23)) if shifted >= np.uint32(31 << 23) else bits
+    return np.uint32(bits | ((half & np.uint32(0x8000)) << np.uint32(16)))
+
+
+@njit(nogil=True, cache=True)
+def _to_bfloat16(bits):
+    """Nearest bfloat16, ties to even, of a finite float32."""
+    return np.uint32(np.uint32(bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
+
+
+@njit(nogil=True, cache=True)
+def _to_float16(bits):
+    """Nearest float16, ties to even, of a finite float32; saturates at 65504."""
+    size = np.uint32(bits & MAGNITUDE)
+    size = np.uint32(0x477FE000) if size > np.uint32(0x477FE000) else size
+    rounded = np.uint32(size + np.uint32(0xFFF) + ((size >> np.uint32(13)) & np.uint32(1)))
+    normal = np.uint32(np.uint32(rounded - np.uint32(112 << 23)) >> np.uint32(13))
+    tiny = np.uint32(bits_of(float_of(size) + F_HALF) - np.uint32(0x3F000000))
+    half = normal if size >= np.uint32(0x38800000) else tiny
+    return np.uint32(half | ((bits & SIGN) >> np.uint32(16)))
+
+
+@njit(nogil=True, cache=True)
+def _store_row(row, dst, at, head_stride, heads, size, padded, kind):
+    """One token of float32 bits in `row` [heads * padded] into the page."""
+    for h in range(heads):
+        begin = at + h * head_stride
+        into = dst[begin : begin + size]
+        part = row[h * padded : h * padded + size]
+        if kind == FLOAT32:
+            for i in range(size):
+                into[i] = part[i]
+        elif kind == BFLOAT16:
+            for i in range(size):
+                into[i] = _to_bfloat16(part[i])
+        else:
+            for i in range(size):
+                into[i] = _to_float16(part[i])
+
+
+# --- raw tokens ------------------------------------------------------------------------------------------------------
+
+
+@njit(nogil=True, cache=True)
+def store_raw(src, strides, shape, kind, first, stop, out):
+    """Tokens [first, stop) as 16-bit floats into the bytes `out`; NOT_FINITE or 0."""
+    token_stride, head_stride = strides
+    heads, size = shape
+    row = np.empty(heads * size, np.uint32)
+    bytes_per_row = 2 * heads * size
+    for t in range(first, stop):
+        _load_row(src, t * token_stride, head_stride, heads, size, size, kind, row)
+        bad = False
+        for i in range(heads * size):
+            bad |= (row[i] & MAGNITUDE) > np.uint32(0x7E800000)
+        if bad:
+            return NOT_FINITE
+        begin = (t - first) * bytes_per_row
+        into = out[begin : begin + bytes_per_row].view(np.uint16)
+        if kind == FLOAT32 or kind == BFLOAT16:
+            for i in range(heads * size):
+                into[i] = _to_bfloat16(row[i])
+        else:
+            for i in range(heads * size):
+                into[i] = _to_float16(row[i])
+    return 0
+
+
+@njit(nogil=True, cache=True)
+def load_raw(data, float16, shape, first, stop, dst, strides, kind):
+    """Inverse of `store_raw`; NOT_FINITE if a value is not finite."""
+    token_stride, head_stride = strides
+    heads, size = shape
+    row = np.empty(heads * size, np.uint32)
+    bytes_per_row = 2 * heads * size
+    raw_kind = FLOAT16 if float16 else BFLOAT16
+    for t in range(first, stop):
+        begin = (t - first) * bytes_per_row
+        _load_row(data[begin : begin + bytes_per_row].view(np.uint16), 0, size, heads, size, size, raw_kind, row)
+        bad = False
+        for i in range(heads * size):
+            bad |= (row[i] & MAGNITUDE) >= np.uint32(0x7F800000)
+        if bad:
+            return NOT_FINITE
+        _store_row(row, dst, t * token_stride, head_stride, heads, size, size, kind)
+    return 0
+
+
+# --- statistics and metadata -----------------------------------------------------------------------------------------
+
+
+@njit(nogil=True, cache=True)
+def _chunk_count(first, stop):
+    return (stop - 1) // CHUNK - first // CHUNK + 1
+
+
+@njit(nogil=True, cache=True)
+def _chunk_bounds(first, stop, k):
+    cut = (first // CHUNK + k) * CHUNK
+    return max(first, cut), min(stop, cut + CHUNK)
+
+
+@njit(nogil=True, cache=True)
+def _statistics(src, strides, shape, padded, kind, first, stop, least, most, mean):
+    """Minimum, maximum and mean [chunks, width] of the coded tokens; false if a value is out of bounds."""
+    token_stride, head_stride = strides
+    heads, size = shape
+    width = heads * padded
+    bits = np.empty(width, np.uint32)
+    row = bits.view(np.float32)
+    pivot = np.empty(width, np.float32)
+    total = np.empty(width, np.float32)
+    for k in range(len(least)):
+        start, end = _chunk_bounds(first, stop, k)
+        low, high, centre = least[k], most[k], mean[k]
+        _load_row(src, start * token_stride, head_stride, heads, size, padded, kind, bits)
+        for c in range(width):
+            x = row[c]
+            pivot[c] = x
+            low[c] = x
+            high[c] = x
+            total[c] = F_ZERO
+        for t in range(start + 1, end):
+            _load_row(src, t * token_stride, head_stride, heads, size, padded, kind, bits)
+            for c in range(width):
+                x = row[c]
+                total[c] += (x - pivot[c]) * F_WEIGHT
+                low[c] = x if x < low[c] else low[c]
+                high[c] = x if x > high[c] else high[c]
+        scale = F_CHUNK / np.float32(end - start)
+        good = True
+        for c in range(width):
+            centre[c] = pivot[c] + total[c] * scale
+            good &= (low[c] >= -F_LIMIT) & (high[c] <= F_LIMIT) & (abs(total[c]) <= F_FINITE)
+        if not good:
+            return False
+    return True
+
+
+@njit(nogil=True, cache=True)
+def _page_grid(least, most, low_bits, scale_bits, low, step, inverse):
+    """Page fields of every channel and their 8-bit grid."""
+    width = len(low)
+    for c in range(width):
+        lowest = least[0, c]
+        highest = most[0, c]
+        for k in range(1, len(least)):
+            lowest = min(lowest, least[k, c])
+            highest = max(highest, most[k, c])
+        bits = bits_of(lowest)
+        upper = np.uint32(bits >> np.uint32(16))
+        if (bits & np.uint32(0xFFFF)) != 0 and lowest < F_ZERO:
+            upper = np.uint32(upper + np.uint32(1))
+        if upper == np.uint32(0x8000):
+            upper = np.uint32(0)
+        low_bits[c] = upper
+        low[c] = float_of(np.uint32(upper << np.uint32(16)))
+        extent = np.float32(highest - low[c])
+        above = np.uint32(np.uint32(bits_of(extent) + np.uint32(0xFFFF)) >> np.uint32(16))
+        if float_of(np.uint32(above << np.uint32(16))) < F_FLAT:
+            above = np.uint32(0)
+        scale_bits[c] = above
+    _grid(scale_bits, L_NARROW, step, inverse)
+
+
+@njit(nogil=True, cache=True)
+def _grid(scale_bits, top, step, inverse):
+    for c in range(len(step)):
+        scale = float_of(np.uint32(np.uint32(scale_bits[c]) << np.uint32(16)))
+        step[c] = scale / top
+        divisor = scale if scale != F_ZERO else top
+        inverse[c] = top / divisor if scale != F_ZERO else F_ZERO
+
+
+@njit(nogil=True, cache=True)
+def _clamp(code, top):
+    code = code if code > F_ZERO else F_ZERO
+    return code if code < top else top
+
+
+@njit(nogil=True, cache=True)
+def _lynx_fields(least, most, mean, low, step, inverse, top, first_code, second_code):
+    """Codes of mu and sigma, as float32 whole numbers; true if the page should escape."""
+    escape = False
+    for k in range(len(least)):
+        for c in range(len(low)):
+            code = _clamp(np.float32(np.floor((mean[k, c] - low[c]) * inverse[c] + F_HALF)), top)
+            mu = low[c] + step[c] * code
+            above = most[k, c] - mu
+            below = mu - least[k, c]
+            deviation = above if above > below else below
+            length = _clamp(np.float32(np.ceil(deviation * inverse[c])), top)
+            first_code[k, c] = code
+            second_code[k, c] = length
+            escape |= _too_coarse(least[k, c], most[k, c], length, step[c])
+    return escape
+
+
+@njit(nogil=True, cache=True)
+def _affine_fields(least, most, mean, low, step, inverse, top, first_code, second_code):
+    """Codes of the chunk minimum and range, as float32 whole numbers; true if the page should escape."""
+    escape = False
+    for k in range(len(least)):
+        for c in range(len(low)):
+            code = _clamp(np.float32(np.floor((least[k, c] - low[c]) * inverse[c])), top)
+            base = low[c] + step[c] * code
+            length = _clamp(np.float32(np.ceil((most[k, c] - base) * inverse[c])), top)
+            first_code[k, c] = code
+            second_code[k, c] = length
+            escape |= _too_coarse(least[k, c], most[k, c], length, step[c])
+    return escape
+
+
+@njit(nogil=True, cache=True)
+def _too_coarse(least, most, length, step):
+    spread = most - least
+    extent = spread if spread > F_ZERO else abs(least)
+    return (length > F_ZERO) & (extent < F_ESCAPE * step)
+
+
+@njit(nogil=True, cache=True)
+def _write_fields(out, at, shape, padded, low_bits, scale_bits, first_code, second_code, wide):
+    """Page and chunk fields into the stream; the offset behind them."""
+    heads, size = shape
+    for bits in (low_bits, scale_bits):
+        for h in range(heads):
+            part = bits[h * padded : h * padded + size]
+            into = out[at : at + 2 * size].view(np.uint16)
+            for i in range(size):
+                into[i] = part[i]
+            at += 2 * size
+    for codes in (first_code, second_code):
+        for k in range(len(codes)):
+            for h in range(heads):
+                part = codes[k, h * padded : h * padded + size]
+                if wide:
+                    into = out[at : at + 2 * size].view(np.uint16)
+                    for i in range(size):
+                        into[i] = np.uint16(part[i])
+                    at += 2 * size
+                else:
+                    narrow = out[at : at + size]
+                    for i in range(size):
+                        narrow[i] = np.int32(part[i])
+                    at += size
+    return at
+
+
+@njit(nogil=True, cache=True)
+def _read_page(data, at, shape, padded, low, scale_bits):
+    """Page fields out of the stream; false if one is out of range."""
+    heads, size = shape
+    channels = heads * size
+    good = True
+    for h in range(heads):
+        lows = data[at + 2 * h * size : at + 2 * (h + 1) * size].view(np.uint16)
+        begin = at + 2 * channels + 2 * h * size
+        scales = data[begin : begin + 2 * size].view(np.uint16)
+        for i in range(size):
+            value = float_of(np.uint32(np.uint32(lows[i]) << np.uint32(16)))
+            scale = float_of(np.uint32(np.uint32(scales[i]) << np.uint32(16)))
+            low[h * padded + i] = value
+            scale_bits[h * padded + i] = scales[i]
+            good &= (abs(value) <= F_LIMIT) & (scale >= F_ZERO) & (value + scale <= F_TOP)
+        if padded > size:
+            low[h * padded + size] = F_ZERO
+            scale_bits[h * padded + size] = 0
+    return good
+
+
+@njit(nogil=True, cache=True)
+def _read_chunk(data, at, k, chunks, shape, padded, wide, low, step, place, length):
+    """Position and length of the fields of chunk k; `at` is the start of all chunk fields."""
+    heads, size = shape
+    channels = heads * size
+    for which in range(2):
+        begin = at + (which * chunks + k) * channels * (2 if wide else 1)
+        for h in range(heads):
+            lows = low[h * padded : h * padded + size]
+            steps = step[h * padded : h * padded + size]
+            into = (length if which else place)[h * padded : h * padded + size]
+            if wide:
+                codes = data[begin : begin + 2 * size].view(np.uint16)
+                for i in range(size):
+                    into[i] = steps[i] * np.float32(codes[i])
+                begin += 2 * size
+            else:
+                narrow = data[begin : begin + size]
+                for i in range(size):
+                    into[i] = steps[i] * np.float32(narrow[i])
+                begin += size
+            if which == 0:
+                for i in range(size):
+                    into[i] = lows[i] + into[i]
+            if padded > size:
+                (length if which else place)[h * padded + size] = F_ZERO
+
+
+# --- lynx ------------------------------------------------------------------------------------------------------------
+
+
+@njit(nogil=True, cache=True)
+def encode_lynx(src, strides, shape, kind, first, stop, cells, anchor, at, residual):
+    """Metadata and nibbles of the coded tokens; NARROW, WIDE or NOT_FINITE."""
+    token_stride, head_stride = strides
+    heads, size = shape
+    padded = size + (size & 1)
+    width = heads * padded
+    chunks = _chunk_count(first, stop)
+    least = np.empty((chunks, width), np.float32)
+    most = np.empty((chunks, width), np.float32)
+    mean = np.empty((chunks, width), np.float32)
+    if not _statistics(src, strides, shape, padded, kind, first, stop, least, most, mean):
+        return NOT_FINITE
+    low_bits = np.empty(width, np.uint16)
+    scale_bits = np.empty(width, np.uint16)
+    low = np.empty(width, np.float32)
+    step = np.empty(width, np.float32)
+    inverse = np.empty(width, np.float32)
+    _page_grid(least, most, low_bits, scale_bits, low, step, inverse)
+    mu_code = np.empty((chunks, width), np.float32)
+    sigma_code = np.empty((chunks, width), np.float32)
+    wide = _lynx_fields(least, most, mean, low, step, inverse, L_NARROW, mu_code, sigma_code)
+    if wide:
+        _grid(scale_bits, L_WIDE, step, inverse)
+        _lynx_fields(least, most, mean, low, step, inverse, L_WIDE, mu_code, sigma_code)
+    at = _write_fields(anchor, at, shape, padded, low_bits, scale_bits, mu_code, sigma_code, wide)
+
+    bits = np.empty(width, np.uint32)
+    row = bits.view(np.float32)
+    mu = np.empty(width, np.float32)
+    per_unit = np.empty(width, np.float32)
+    codes = np.empty(width, np.uint8)
+    pairs = codes.view(np.uint16)
+    half = width // 2
+    for k in range(chunks):
+        for c in range(width):
+            mu[c] = low[c] + step[c] * mu_code[k, c]
+            sigma = step[c] * sigma_code[k, c]
+            divisor = sigma if sigma != F_ZERO else F_UNIT
+            per_unit[c] = F_UNIT / divisor if sigma != F_ZERO else F_ZERO
+        start, end = _chunk_bounds(first, stop, k)
+        for t in range(start, end):
+            _load_row(src, t * token_stride, head_stride, heads, size, padded, kind, bits)
+            for c in range(width):
+                centred = row[c] - mu[c]
+                units = abs(centred) * per_unit[c]
+                units = units if units < F_UNIT else F_UNIT
+                q = np.int32(units)
+                carry = np.int32(cells[np.uint32(q >> SHIFT)] + (q & OFFSET_MASK))
+                level = np.int32(np.int32(carry >> SHIFT) + np.int32(7))
+                sign = np.int32(15) if centred < F_ZERO else np.int32(0)
+                codes[c] = ((level >> 4) ^ sign) | ((np.int32(7) - level) << 4)
+            begin = (t - first) * half
+            coarse = anchor[at + begin : at + begin + half]
+            fine = residual[begin : begin + half]
+            for j in range(half):
+                pair = np.uint32(pairs[j])
+                coarse[j] = (pair & np.uint32(15)) | ((pair >> np.uint32(4)) & np.uint32(0xF0))
+                fine[j] = ((pair >> np.uint32(4)) & np.uint32(15)) | ((pair >> np.uint32(8)) & np.uint32(0xF0))
+    return WIDE if wide else NARROW
+
+
+@njit(nogil=True, cache=True)
+def decode_lynx(anchor, at, residual, refine, shape, wide, first, stop, table, dst, strides, kind):
+    """Coded tokens from the anchor, and from the residual too if `refine`; 0 or BAD_PAGE_FIELD."""
+    token_stride, head_stride = strides
+    heads, size = shape
+    padded = size + (size & 1)
+    width = heads * padded
+    chunks = _chunk_count(first, stop)
+    low = np.empty(width, np.float32)
+    step = np.empty(width, np.float32)
+    inverse = np.empty(width, np.float32)
+    scale_bits = np.empty(width, np.uint16)
+    if not _read_page(anchor, at, shape, padded, low, scale_bits):
+        return BAD_PAGE_FIELD
+    _grid(scale_bits, L_WIDE if wide else L_NARROW, step, inverse)
+    fields = at + 4 * heads * size
+    at = fields + 2 * chunks * heads * size * (2 if wide else 1)
+
+    bits = np.empty(width, np.uint32)
+    row = bits.view(np.float32)
+    mu = np.empty(width, np.float32)
+    sigma = np.empty(width, np.float32)
+    codes = np.empty(width, np.uint8)
+    pairs = codes.view(np.uint16)
+    half = width // 2
+    for k in range(chunks):
+        _read_chunk(anchor, fields, k, chunks, shape, padded, wide, low, step, mu, sigma)
+        start, end = _chunk_bounds(first, stop, k)
+        for t in range(start, end):
+            begin = (t - first) * half
+            coarse = anchor[at + begin : at + begin + half]
+            if refine:
+                fine = residual[begin : begin + half]
+                for j in range(half):
+                    a = np.uint32(coarse[j])
+                    r = np.uint32(fine[j])
+                    first_code = np.uint32(((a & np.uint32(15)) << np.uint32(4)) | (r & np.uint32(15)))
+                    second_code = np.uint32((a & np.uint32(0xF0)) | (r >> np.uint32(4)))
+                    pairs[j] = first_code | (second_code << np.uint32(8))
+            else:
+                for j in range(half):
+                    a = np.uint32(coarse[j])
+                    pairs[j] = (a & np.uint32(15)) | ((a & np.uint32(0xF0)) << np.uint32(4))
+            for c in range(width):
+                row[c] = mu[c] + sigma[c] * table[codes[c]]
+            _store_row(bits, dst, t * token_stride, head_stride, heads, size, padded, kind)
+    return 0
+
+
+# --- int8 and int4 ---------------------------------------------------------------------------------------------------
+
+
+@njit(nogil=True, cache=True)
+def encode_affine(src, strides, shape, kind, first, stop, eight, out, at):
+    """Metadata and codes of the coded tokens, 8 or 4 bits; NARROW, WIDE or NOT_FINITE."""
+    token_stride, head_stride = strides
+    heads, size = shape
+    padded = size if eight else size + (size & 1)
+    width = heads * padded
+    chunks = _chunk_count(first, stop)
+    least = np.empty((chunks, width), np.float32)
+    most = np.empty((chunks, width), np.float32)
+    mean = np.empty((chunks, width), np.float32)
+    if not _statistics(src, strides, shape, padded, kind, first, stop, least, most, mean):
+        return NOT_FINITE
+    low_bits = np.empty(width, np.uint16)
+    scale_bits = np.empty(width, np.uint16)
+    low = np.empty(width, np.float32)
+    step = np.empty(width, np.float32)
+    inverse = np.empty(width, np.float32)
+    _page_grid(least, most, low_bits, scale_bits, low, step, inverse)
+    low_code = np.empty((chunks, width), np.float32)
+    range_code = np.empty((chunks, width), np.float32)
+    wide = _affine_fields(least, most, mean, low, step, inverse, L_NARROW, low_code, range_code)
+    if wide:
+        _grid(scale_bits, L_WIDE, step, inverse)
+        _affine_fields(least, most, mean, low, step, inverse, L_WIDE, low_code, range_code)
+    at = _write_fields(out, at, shape, padded, low_bits, scale_bits, low_code, range_code, wide)
+
+    bits = np.empty(width, np.uint32)
+    row = bits.view(np.float32)
+    base = np.empty(width, np.float32)
+    per_unit = np.empty(width, np.float32)
+    codes = np.empty(width, np.uint8)
+    top = np.float32(255.0) if eight else np.float32(15.0)
+    bytes_per_row = width if eight else width // 2
+    for k in range(chunks):
+        for c in range(width):
+            base[c] = low[c] + step[c] * low_code[k, c]
+            length = step[c] * range_code[k, c]
+            divisor = length if length != F_ZERO else top
+            per_unit[c] = top / divisor if length != F_ZERO else F_ZERO
+        start, end = _chunk_bounds(first, stop, k)
+        for t in range(start, end):
+            _load_row(src, t * token_stride, head_stride, heads, size, padded, kind, bits)
+            begin = at + (t - first) * bytes_per_row
+            into = out[begin : begin + bytes_per_row]
+            target = into if eight else codes
+            for c in range(width):
+                level = _clamp((row[c] - base[c]) * per_unit[c] + F_HALF, top)
+                target[c] = np.int32(level)
+            if not eight:
+                pairs = codes.view(np.uint16)
+                for j in range(bytes_per_row):
+                    pair = np.uint32(pairs[j])
+                    into[j] = (pair & np.uint32(15)) | (pair >> np.uint32(4))
+            if not eight and padded > size:
+                for h in range(1, heads + 1):
+                    into[h * padded // 2 - 1] &= np.uint8(15)
+    return WIDE if wide else NARROW
+
+
+@njit(nogil=True, cache=True)
+def decode_affine(data, at, eight, shape, wide, first, stop, dst, strides, kind):
+    """Coded tokens from codes of 8 or 4 bits; 0 or BAD_PAGE_FIELD."""
+    token_stride, head_stride = strides
+    heads, size = shape
+    padded = size if eight else size + (size & 1)
+    width = heads * padded
+    chunks = _chunk_count(first, stop)
+    low = np.empty(width, np.float32)
+    step = np.empty(width, np.float32)
+    inverse = np.empty(width, np.float32)
+    scale_bits = np.empty(width, np.uint16)
+    if not _read_page(data, at, shape, padded, low, scale_bits):
+        return BAD_PAGE_FIELD
+    _grid(scale_bits, L_WIDE if wide else L_NARROW, step, inverse)
+    fields = at + 4 * heads * size
+    at = fields + 2 * chunks * heads * size * (2 if wide else 1)
+
+    bits = np.empty(width, np.uint32)
+    row = bits.view(np.float32)
+    base = np.empty(width, np.float32)
+    delta = np.empty(width, np.float32)
+    codes = np.empty(width, np.uint8)
+    top = np.float32(255.0) if eight else np.float32(15.0)
+    bytes_per_row = width if eight else width // 2
+    for k in range(chunks):
+        _read_chunk(data, fields, k, chunks, shape, padded, wide, low, step, base, delta)
+        for c in range(width):
+            delta[c] = delta[c] / top
+        start, end = _chunk_bounds(first, stop, k)
+        for t in range(start, end):
+            begin = at + (t - first) * bytes_per_row
+            part = data[begin : begin + bytes_per_row]
+            if eight:
+                for c in range(width):
+                    row[c] = base[c] + delta[c] * np.float32(part[c])
+            else:
+                pairs = codes.view(np.uint16)
+                for j in range(bytes_per_row):
+                    a = np.uint32(part[j])
+                    pairs[j] = (a & np.uint32(15)) | ((a & np.uint32(0xF0)) << np.uint32(4))
+                for c in range(width):
+                    row[c] = base[c] + delta[c] * np.float32(codes[c])
+            _store_row(bits, dst, t * token_stride, head_stride, heads, size, padded, kind)
+    return 0
