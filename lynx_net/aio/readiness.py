@@ -41,6 +41,10 @@ class Readiness:
         if self._error is not None:
             raise self._error
 
+    async def settled(self) -> None:
+        """Wait until it is ready or has failed, and say nothing about which."""
+        await self._event.wait()
+
     def set(self, at_s: float) -> None:
         """It is ready; only the first call of `set` and `fail` counts."""
         if not self._event.is_set():

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lynx_net.aio.readiness import Readiness
-from lynx_net.errors import LocalProtocolError, TransferAbortedError
+from lynx_net.errors import LocalProtocolError
 from lynx_net.wire.messages import AbortCode
 
 if TYPE_CHECKING:
@@ -108,7 +107,7 @@ class IncomingTransfer:
         self.link = link
         self.id = transfer
         self.offer = offer
-        self.offered_at_s = time.monotonic()
+        self.offered_at_s = self.link.clock()
         self.stats = TransferStats([0] * offer.streams)
         self.complete = Readiness()
         """Ready when every stream is decoded in place; nothing is written to the target after that."""
@@ -146,7 +145,7 @@ class IncomingTransfer:
 
     async def closed(self) -> None:
         """Wait until the transfer has ended, well or badly, and no thread touches its target any more."""
-        await self.complete._event.wait()
+        await self.complete.settled()
 
     # Called by the link.
 
@@ -165,22 +164,17 @@ class IncomingTransfer:
 
     def mark_layer(self, layer: int, stream: int) -> None:
         """A layer is decoded."""
-        self._layers[stream][layer].set(time.monotonic())
+        self._layers[stream][layer].set(self.link.clock())
 
     def mark_stream(self, stream: int) -> None:
         """A stream is decoded."""
-        self._streams[stream].set(time.monotonic())
+        self._streams[stream].set(self.link.clock())
 
     def mark_complete(self) -> None:
         """Everything is decoded."""
-        self.complete.set(time.monotonic())
+        self.complete.set(self.link.clock())
 
     def fail(self, error: LynxError) -> None:
         """The transfer has failed; everything that is not ready never will be."""
         for readiness in [*self._streams, *(one for layers in self._layers for one in layers), self.complete]:
             readiness.fail(error)
-
-
-def aborted(reason: str) -> TransferAbortedError:
-    """The error of a transfer that this side gave up."""
-    return TransferAbortedError(reason)

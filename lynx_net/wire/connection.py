@@ -421,7 +421,9 @@ class LinkCore:
 
     def _stall_times(self) -> list[float]:
         limit_s = self.config.progress_timeout_s
-        return [since + limit_s for times in (self._receive_progress_s, self._send_progress_s) for since in times.values()]
+        return [
+            since + limit_s for times in (self._receive_progress_s, self._send_progress_s) for since in times.values()
+        ]
 
     def _owed_to_us(self, transfer: int) -> bool:
         state = self._receiving[transfer]
@@ -440,7 +442,9 @@ class LinkCore:
         except LocalProtocolError as error:
             return self.abort(offer.transfer, AbortCode.MISUSE, str(error))
         if not 1 <= offer.streams <= 8 or not 1 <= offer.segment_bytes <= self.config.segment_bytes:
-            return self.abort(offer.transfer, AbortCode.MISUSE, "streams or segment_bytes of the offer are out of range")
+            return self.abort(
+                offer.transfer, AbortCode.MISUSE, "streams or segment_bytes of the offer are out of range"
+            )
         if len(self._pending) + len(self._receiving) > self.config.max_pending_offers:
             return self.abort(offer.transfer, AbortCode.TOO_LARGE, "too many transfers are open on this link")
         return [OfferReceived(offer, layout)]

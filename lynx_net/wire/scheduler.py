@@ -136,6 +136,10 @@ class Scheduler:
         """True while control frames are queued."""
         return bool(self._control)
 
+    def has_work(self) -> bool:
+        """True while anything could be sent now, pacing aside."""
+        return bool(self._control or self._turns)
+
     def next(self, lane: int, now: float) -> SendBytes | WaitUntil | NothingToSend:
         """Decide what this lane sends now (rules 1 to 6). The answer counts as sent."""
         if self._control and lane == 0:

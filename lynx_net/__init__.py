@@ -1,0 +1,36 @@
+"""lynx_net moves a KV cache so that decoding starts on its first half of the bits and is verified when the rest is in."""
+
+from lynx_net.aio.link import IncomingRequest, Link
+from lynx_net.aio.readiness import Readiness
+from lynx_net.aio.transfer import IncomingTransfer, Offer, TransferStats
+from lynx_net.errors import LynxError
+from lynx_net.serdes.deserializer import ReceivedTransfer
+from lynx_net.serdes.links import KVLink, KVRequest, KVServer, connect, serve
+from lynx_net.serdes.serializer import Sending
+from lynx_net.serdes.target import HostCache, KVTarget
+from lynx_net.wire.config import LinkConfig
+from lynx_net.wire.layout import CacheLayout
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CacheLayout",
+    "HostCache",
+    "IncomingRequest",
+    "IncomingTransfer",
+    "KVLink",
+    "KVRequest",
+    "KVServer",
+    "KVTarget",
+    "Link",
+    "LinkConfig",
+    "LynxError",
+    "Offer",
+    "Readiness",
+    "ReceivedTransfer",
+    "Sending",
+    "TransferStats",
+    "__version__",
+    "connect",
+    "serve",
+]

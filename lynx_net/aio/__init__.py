@@ -1,0 +1,1 @@
+"""The asyncio side: links, their lanes and transfers, connecting and serving."""

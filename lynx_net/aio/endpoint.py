@@ -1,0 +1,256 @@
+"""Opening links: `Endpoint.connect` and `Endpoint.serve`, and what all links of a process share."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from lynx_net.aio.handshake import MAX_LANES, make_hello, read_hello, send_message
+from lynx_net.aio.link import Link
+from lynx_net.errors import (
+    ConnectionLostError,
+    HandshakeError,
+    LocalProtocolError,
+    LynxError,
+    PeerTimeoutError,
+)
+from lynx_net.transport import Address, Lane, transport_for
+from lynx_net.wire.connection import LinkCore
+from lynx_net.wire.grants import CreditBook, Grant
+from lynx_net.wire.messages import Hello, Reject
+from lynx_net.wire.pacing import parse_rate
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+    from lynx_net.aio.transfer import IncomingTransfer
+    from lynx_net.transport import Listener
+    from lynx_net.wire.config import LinkConfig
+
+__all__ = ["Endpoint", "Server"]
+
+logger = logging.getLogger("lynx_net")
+
+MAX_HANDSHAKES = 1024
+"""Connections that may be between accept and handshake; more are closed at once."""
+
+LinkT = TypeVar("LinkT", bound=Link)
+
+
+class Endpoint(Generic[LinkT]):
+    """One credit book, one incarnation, any number of links.
+
+    Args:
+        make_link: makes a link of a protocol core, its lanes and a clock.
+        config: settings of this side.
+        rate: pacing of each link, e.g. "10Gbit"; None is unpaced.
+        clock: seconds on a steady clock; tests give a virtual one.
+    """
+
+    def __init__(
+        self,
+        make_link: Callable[[LinkCore, Sequence[Lane], Callable[[], float]], LinkT],
+        *,
+        config: LinkConfig,
+        rate: str | float | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.config = config
+        self._rate_bps = parse_rate(rate)
+        self._make_link = make_link
+        self._clock = clock
+        self.incarnation = secrets.token_bytes(8)
+        self._book = CreditBook(config.memory_bytes)
+        self.links: dict[bytes, LinkT] = {}
+        self._watchers: set[asyncio.Task[None]] = set()
+
+    async def connect(self, url: str, *, lanes: int = 1) -> LinkT:
+        """Open a link of some lanes.
+
+        Raises:
+            ConnectionFailedError: nobody listens there.
+            HandshakeError: somebody does, but something else.
+            PeerTimeoutError: the handshake took longer than the deadline.
+        """
+        if not 1 <= lanes <= MAX_LANES:
+            raise LocalProtocolError(f"lanes must be 1 to {MAX_LANES}, not {lanes}")
+        address = Address.parse(url)
+        key = secrets.token_bytes(16)
+        opened: list[Lane] = []
+        try:
+            async with asyncio.timeout(self.config.deadline_s):
+                hellos = [await self._open_lane(address, key, index, lanes, opened) for index in range(lanes)]
+            if len({hello.incarnation for hello in hellos}) > 1:
+                raise HandshakeError(f"{url} restarted while its lanes were being opened")
+        except TimeoutError as error:
+            for lane in opened:
+                lane.close()
+            raise PeerTimeoutError(f"{url} did not answer the handshake in {self.config.deadline_s:g} s") from error
+        except BaseException:
+            for lane in opened:
+                lane.close()
+            raise
+        return self.start_link(key, hellos[0], opened, initiator=True)
+
+    async def _open_lane(self, address: Address, key: bytes, index: int, lanes: int, opened: list[Lane]) -> Hello:
+        transport = transport_for(address)
+        lane = await transport.connect(address, notsent_lowat_bytes=self.config.notsent_lowat_bytes)
+        opened.append(lane)
+        await send_message(lane, make_hello(self.config, key, self.incarnation, index, lanes))
+        return await read_hello(lane)
+
+    async def serve(self, url: str) -> Server[LinkT]:
+        """Bind an address and accept links; raises ConnectionFailedError at once if it is taken."""
+        address = Address.parse(url)
+        listener = await transport_for(address).listen(address, notsent_lowat_bytes=self.config.notsent_lowat_bytes)
+        return Server(self, listener)
+
+    async def close(self) -> None:
+        """Close every link."""
+        await asyncio.gather(*(link.close() for link in list(self.links.values())))
+        await asyncio.gather(*self._watchers)
+
+    def start_link(self, key: bytes, hello: Hello, lanes: list[Lane], *, initiator: bool) -> LinkT:
+        """Make a link of lanes whose handshakes are done."""
+        core = LinkCore(
+            link=key,
+            initiator=initiator,
+            config=self.config,
+            peer_segment_bytes=hello.segment_bytes,
+            peer_initial_credit=hello.initial_credit,
+            peer_deadline_s=hello.deadline_ms / 1000,
+            book=self._book,
+            route_grant=self._route_grant,
+            rate_bps=self._rate_bps,
+            now=self._clock(),
+        )
+        link = self._make_link(core, lanes, self._clock)
+        self.links[key] = link
+        link.start()
+        watcher = asyncio.create_task(self._forget_when_closed(key, link))
+        self._watchers.add(watcher)
+        watcher.add_done_callback(self._watchers.discard)
+        rate = "unpaced" if self._rate_bps is None else f"paced to {self._rate_bps / 1e6:g} Mbit/s"
+        logger.info("link to %s is up: %d lanes, %s", link.peer, len(lanes), rate)
+        return link
+
+    async def _forget_when_closed(self, key: bytes, link: LinkT) -> None:
+        await link.closed()
+        self.links.pop(key, None)
+
+    def _route_grant(self, grant: Grant) -> None:
+        link = self.links.get(grant.link) if isinstance(grant.link, bytes) else None
+        if link is not None:
+            link.core.apply_grant(grant)
+            link.wake()
+
+
+class _HalfOpen:
+    """A link some of whose lanes have not come yet."""
+
+    def __init__(self, hello: Hello) -> None:
+        self.hello = hello
+        self.lanes: dict[int, Lane] = {}
+
+
+class Server(Generic[LinkT]):
+    """Accepts links. Iterating it yields the transfers that any of them offers without having been asked."""
+
+    def __init__(self, endpoint: Endpoint[LinkT], listener: Listener) -> None:
+        self.url = listener.url
+        self._endpoint = endpoint
+        self._listener = listener
+        self._transfers: asyncio.Queue[IncomingTransfer] = asyncio.Queue()
+        self._new_links: asyncio.Queue[LinkT] = asyncio.Queue()
+        self._half_open: dict[bytes, _HalfOpen] = {}
+        self._handshakes: set[asyncio.Task[None]] = set()
+        self._accepting = asyncio.create_task(self._accept_loop(), name=f"lynx_net server on {self.url}")
+
+    async def __aiter__(self) -> AsyncIterator[IncomingTransfer]:
+        while True:
+            yield await self._transfers.get()
+
+    async def accept(self) -> LinkT:
+        """The next link that a peer has opened."""
+        return await self._new_links.get()
+
+    async def close(self) -> None:
+        """Stop accepting, close all links; every waiter gets an exception. Takes less than a second."""
+        self._accepting.cancel()
+        for task in self._handshakes:
+            task.cancel()
+        self._listener.close()
+        await asyncio.gather(self._accepting, *self._handshakes, return_exceptions=True)
+        for half_open in self._half_open.values():
+            for lane in half_open.lanes.values():
+                lane.close()
+        await self._endpoint.close()
+
+    async def _accept_loop(self) -> None:
+        while True:
+            lane = await self._listener.accept()
+            if len(self._handshakes) >= MAX_HANDSHAKES:
+                logger.warning("%s: too many connections in their handshake, closing one from %s", self.url, lane.peer)
+                lane.close()
+                continue
+            task = asyncio.create_task(self._handshake(lane))
+            self._handshakes.add(task)
+            task.add_done_callback(self._handshakes.discard)
+
+    async def _handshake(self, lane: Lane) -> None:
+        """One connection; whatever is wrong with it costs only itself."""
+        config = self._endpoint.config
+        try:
+            async with asyncio.timeout(config.deadline_s):
+                try:
+                    hello = await read_hello(lane)
+                    self._check(hello)
+                except HandshakeError as error:
+                    # The peer may be gone already; it is told if it still listens.
+                    with contextlib.suppress(ConnectionLostError):
+                        await send_message(lane, Reject(str(error)))
+                    raise
+                answer = make_hello(config, hello.link, self._endpoint.incarnation, hello.lane, hello.lanes)
+                await send_message(lane, answer)
+                half_open = self._half_open.setdefault(hello.link, _HalfOpen(hello))
+                half_open.lanes[hello.lane] = lane
+        except (LynxError, TimeoutError) as error:
+            logger.info("%s: refused %s: %s", self.url, lane.peer, str(error) or "no greeting in time")
+            lane.close()
+        except BaseException:
+            lane.close()
+            raise
+        else:
+            if len(half_open.lanes) == hello.lanes:
+                del self._half_open[hello.link]
+                self._take_up(hello, half_open)
+            elif len(half_open.lanes) == 1:
+                await self._wait_for_all(hello.link, half_open)
+
+    def _check(self, hello: Hello) -> None:
+        if hello.link in self._endpoint.links:
+            raise HandshakeError("link: a link with this id is up already")
+        half_open = self._half_open.get(hello.link)
+        if half_open is not None:
+            if hello.lane in half_open.lanes:
+                raise HandshakeError(f"lane: {hello.lane} is connected already")
+            if (hello.lanes, hello.incarnation) != (half_open.hello.lanes, half_open.hello.incarnation):
+                raise HandshakeError("lanes or incarnation: differ from those of the link's first lane")
+
+    async def _wait_for_all(self, key: bytes, half_open: _HalfOpen) -> None:
+        await asyncio.sleep(self._endpoint.config.deadline_s)
+        if self._half_open.get(key) is half_open:
+            del self._half_open[key]
+            logger.info("%s: only %d of %d lanes came", self.url, len(half_open.lanes), half_open.hello.lanes)
+            for lane in half_open.lanes.values():
+                lane.close()
+
+    def _take_up(self, hello: Hello, half_open: _HalfOpen) -> None:
+        lanes = [half_open.lanes[index] for index in range(hello.lanes)]
+        link = self._endpoint.start_link(hello.link, hello, lanes, initiator=False)
+        link.on_offer = self._transfers.put_nowait
+        self._new_links.put_nowait(link)

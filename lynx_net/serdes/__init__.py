@@ -1,0 +1,1 @@
+"""Joins codecs and transport: caches in, streams on the wire, caches out."""

@@ -1,0 +1,177 @@
+"""`connect` and `serve`: links that know how to encode and decode a KV cache."""
+
+from __future__ import annotations
+
+import contextlib
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from lynx_codec import get_codec
+
+from lynx_net.aio.endpoint import Endpoint, Server
+from lynx_net.aio.link import IncomingRequest, Link
+from lynx_net.serdes.deserializer import ReceivedTransfer
+from lynx_net.serdes.serializer import Sending
+from lynx_net.serdes.target import HostCache
+from lynx_net.wire.config import LinkConfig
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+    from concurrent.futures import Executor
+
+    from lynx_net.aio.link import MakeIncoming
+    from lynx_net.aio.transfer import Offer
+    from lynx_net.serdes.target import KVTarget
+    from lynx_net.transport import Lane
+    from lynx_net.wire.connection import LinkCore
+    from lynx_net.wire.layout import CacheLayout
+
+__all__ = ["KVLink", "KVRequest", "KVServer", "connect", "serve"]
+
+
+class KVRequest(IncomingRequest):
+    """The peer asks for a cache: answer with `send` or `refuse`."""
+
+    link: KVLink
+
+    def send(self, layout: CacheLayout, **options: Any) -> Sending:
+        """Answer with a transfer; arguments as in `KVLink.send`."""
+        return self.link.send(self.id, layout, **options)
+
+
+class KVLink(Link):
+    """A link that sends KV caches."""
+
+    def __init__(
+        self,
+        core: LinkCore,
+        lanes: Sequence[Lane],
+        clock: Callable[[], float],
+        *,
+        make_incoming: MakeIncoming,
+        executor: Executor | None,
+    ) -> None:
+        super().__init__(core, lanes, make_incoming, clock)
+        self._executor = executor
+
+    def send(
+        self,
+        request_id: str,
+        layout: CacheLayout,
+        *,
+        codec: str = "lynx",
+        codec_params: dict[str, Any] | None = None,
+        meta: dict[str, Any] | None = None,
+        first_token: int | None = None,
+    ) -> Sending:
+        """Offer a cache to the peer; use it as `async with link.send(...) as transfer`.
+
+        Args:
+            request_id: names the request for both applications.
+            layout: shape and dtype of the cache.
+            codec, codec_params: a codec of `lynx_codec`, by name.
+            meta: anything msgpack can pack; the receiver finds it in `transfer.offer.meta`.
+            first_token: first output token, if prefill has computed it.
+
+        Raises:
+            CodecError: unknown codec or parameters.
+            LocalProtocolError, or the error that ended the link.
+        """
+        chosen = get_codec(codec, **(codec_params or {}))
+        transfer = self.open_transfer(
+            request_id,
+            layout,
+            codec=codec,
+            codec_params=chosen.params(),
+            streams=len(chosen.stream_names),
+            meta=meta,
+            first_token=first_token,
+        )
+        return Sending(transfer, chosen, self._executor)
+
+    def make_request(self, request_id: str, meta: dict[str, Any]) -> KVRequest:
+        return KVRequest(self, request_id, meta)
+
+
+KVServer = Server[KVLink]
+
+
+class _KVEndpoint(Endpoint[KVLink]):
+    """An endpoint whose transfers are coded in one worker thread of its own."""
+
+    def __init__(
+        self, allocate: Callable[[Offer], KVTarget] | None, config: LinkConfig | None, rate: str | float | None
+    ) -> None:
+        super().__init__(self._make_kv_link, config=config or LinkConfig(), rate=rate)
+        self._allocate = allocate or (lambda offer: HostCache(offer.layout))
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="lynx_net-codec")
+
+    def _make_kv_link(self, core: LinkCore, lanes: Sequence[Lane], clock: Callable[[], float]) -> KVLink:
+        return KVLink(core, lanes, clock, make_incoming=self._receive, executor=self._executor)
+
+    def _receive(self, link: Link, transfer: int, offer: Offer) -> ReceivedTransfer:
+        codec = get_codec(offer.codec, **offer.codec_params)
+        return ReceivedTransfer(link, transfer, offer, codec=codec, allocate=self._allocate, executor=self._executor)
+
+    async def close(self) -> None:
+        await super().close()
+        self._executor.shutdown(wait=False)
+
+
+@contextlib.asynccontextmanager
+async def connect(
+    url: str,
+    *,
+    rate: str | float | None = None,
+    lanes: int = 1,
+    config: LinkConfig | None = None,
+    allocate: Callable[[Offer], KVTarget] | None = None,
+) -> AsyncIterator[KVLink]:
+    """Open a link to a serving peer: `async with connect("tcp://host:7000") as link`.
+
+    Args:
+        url: "tcp://host:port" or, inside one process, "memory://name".
+        rate: pace what this side sends, all lanes together: "100Mbit", "1.25GB/s", bits per second as a
+            number; None does not pace.
+        lanes: connections to open.
+        config: deadlines, windows and sizes.
+        allocate: gives the memory for a cache that the peer offers; plain numpy arrays by default. Raising a
+            LynxError declines the transfer.
+
+    Leaving the block closes the link; transfers still open on it fail.
+
+    Raises:
+        ConnectionFailedError, HandshakeError, PeerTimeoutError: there is no link.
+    """
+    endpoint = _KVEndpoint(allocate, config, rate)
+    try:
+        yield await endpoint.connect(url, lanes=lanes)
+    finally:
+        await endpoint.close()
+
+
+@contextlib.asynccontextmanager
+async def serve(
+    url: str,
+    *,
+    rate: str | float | None = None,
+    config: LinkConfig | None = None,
+    allocate: Callable[[Offer], KVTarget] | None = None,
+) -> AsyncIterator[KVServer]:
+    """Accept links on an address: `async with serve("tcp://127.0.0.1:7000") as server`.
+
+    Arguments are those of `connect`; `rate` paces each link by itself. Port 0 binds a free port,
+    `server.url` names it. Iterate the server for the transfers that peers offer. Leaving the block closes all.
+
+    Raises:
+        ConnectionFailedError: the address cannot be bound.
+    """
+    endpoint = _KVEndpoint(allocate, config, rate)
+    try:
+        server = await endpoint.serve(url)
+        try:
+            yield server
+        finally:
+            await server.close()
+    finally:
+        await endpoint.close()
