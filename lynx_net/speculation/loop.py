@@ -1,0 +1,289 @@
+"""The decode loop: draft on anchors while the residual is on its way, verify, go on (Lynx section 4.2, 4.3).
+
+The loop itself runs on the event loop and only decides; forward passes run in one worker thread, one
+at a time. Positions of drafts were computed on anchors, so verification forgets them and computes them
+again, all in one pass over the unfed tokens and the drafts, on Q_full.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing, suppress
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from lynx_net.errors import LocalProtocolError, LynxError
+from lynx_net.speculation.events import Commit, Done, Draft, Retract
+from lynx_net.speculation.policy import Action, Limits, next_action
+from lynx_net.speculation.sampling import draw, probabilities
+from lynx_net.speculation.verify import Verdict, verify_greedy, verify_sampled
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+    from concurrent.futures import Executor
+
+    from numpy.typing import NDArray
+
+    from lynx_net.speculation.events import Event
+    from lynx_net.speculation.protocols import DecodeModel, ProgressiveTransfer, Readiness
+
+__all__ = ["checked_limits", "decode"]
+
+_T = TypeVar("_T")
+
+
+async def decode(
+    model: DecodeModel,
+    transfer: ProgressiveTransfer,
+    *,
+    prompt_tail: Sequence[int],
+    max_new_tokens: int = 128,
+    temperature: float = 0.0,
+    seed: int = 0,
+    stop_tokens: Collection[int] = (),
+    max_drafts: int = 64,
+    executor: Executor | None = None,
+) -> AsyncGenerator[Event, None]:
+    """Decode from a cache that is still arriving. Iterate over the result with `async for`.
+
+    Before every draft the loop looks whether the residual is in. Drafting stops at `max_drafts`, at
+    `max_new_tokens`, or after a stop token; then the loop waits. If the residual is in before the first
+    draft, as on a fast link or with a codec of one stream, there are no drafts. With temperature 0
+    the final tokens are those of `decode_plain` on Q_full; above 0 they have the same distribution.
+
+    The loop advances only while the caller asks for events; a slow caller delays the next draft.
+
+    Args:
+        model: its cache is the transfer's target and holds the prompt without `prompt_tail`. It
+            is the loop's until the iteration has ended.
+        transfer: the arriving cache. With `offer.first_token` that token is committed at once.
+        prompt_tail: the last token or tokens of the prompt, which the cache does not hold; may be
+            empty only if the offer has a first token.
+        max_new_tokens: final tokens at most. The cache needs room for `len(prompt_tail)` plus these.
+        temperature: 0 takes the best token, above 0 draws.
+        seed: of all draws.
+        stop_tokens: tokens that end the text; the stop token itself is committed.
+        max_drafts: 0 switches speculation off.
+        executor: runs the forward passes, one at a time; by default a thread of this call's own.
+            Give the same one to every loop that shares a model.
+
+    Yields:
+        Draft, Retract, Commit, and one Done at the end; see `lynx_net.speculation.events`.
+
+    Raises:
+        LocalProtocolError: an argument is out of range.
+        LynxError: the transfer's error, if it fails before the residual is in. Drafts were retracted
+            before, committed tokens stand. A failure is noticed before the next draft.
+
+    Cancellation, and leaving the iteration early (close the generator: `contextlib.aclosing`): a
+    running forward pass is waited for, then the model is back at the prompt and the tokens
+    verified so far, and usable.
+    """
+    limits = checked_limits(
+        prompt_tail, max_new_tokens, temperature, stop_tokens, max_drafts, transfer.offer.first_token
+    )
+    own = ThreadPoolExecutor(1, "lynx-decode") if executor is None else None
+    try:
+        run = _Run(model, prompt_tail, limits, temperature, seed, executor or own)
+        watch = asyncio.ensure_future(_wait_for(transfer.residual_ready))
+        try:
+            async with aclosing(_steps(run, transfer, watch)) as steps:
+                async for event in steps:
+                    yield event
+        finally:
+            run.rewind()
+            watch.cancel()
+            with suppress(asyncio.CancelledError, LynxError):
+                await watch
+    finally:
+        if own is not None:
+            own.shutdown()
+
+
+def checked_limits(
+    prompt_tail: Sequence[int],
+    max_new_tokens: int,
+    temperature: float,
+    stop_tokens: Collection[int],
+    max_drafts: int,
+    first_token: int | None = None,
+) -> Limits:
+    """Refuse arguments out of range, with a sentence that names them."""
+    if not prompt_tail and first_token is None:
+        raise LocalProtocolError("prompt_tail must hold the last token of the prompt")
+    if max_new_tokens < 1 or max_drafts < 0:
+        raise LocalProtocolError(f"max_new_tokens must be 1 or more, not {max_new_tokens}; max_drafts 0 or more")
+    if not (math.isfinite(temperature) and temperature >= 0):
+        raise LocalProtocolError(f"temperature must be 0 or a positive number, not {temperature}")
+    return Limits(max_new_tokens, max_drafts, frozenset(stop_tokens))
+
+
+async def _steps(run: _Run, transfer: ProgressiveTransfer, watch: asyncio.Future[None]) -> AsyncGenerator[Event, None]:
+    """The steps of one run, as the policy decides them."""
+    if transfer.offer.first_token is not None:
+        yield run.commit_first(transfer.offer.first_token)
+    started = False
+    while True:
+        ready = transfer.residual_ready.done()
+        action = next_action(run.limits, run.committed, run.drafts, residual_ready=ready, on_full=run.on_full)
+        if action is Action.FINISH:
+            yield run.finish()
+            return
+        try:
+            if not run.on_full and watch.done():
+                watch.result()  # raises if the transfer has failed
+            if not started:
+                await transfer.anchor_ready
+                started = True
+                continue
+            if action is Action.WAIT:
+                await asyncio.shield(watch)
+                continue
+        except LynxError:
+            if run.drafts:
+                yield run.retract(len(run.drafts))
+            raise
+        match action:
+            case Action.DRAFT:
+                yield await run.draft()
+            case Action.VERIFY:
+                for event in await run.verify():
+                    yield event
+            case Action.DECODE:
+                yield await run.decode()
+
+
+class _Run:
+    """The state of one decode loop."""
+
+    def __init__(
+        self,
+        model: DecodeModel,
+        prompt_tail: Sequence[int],
+        limits: Limits,
+        temperature: float,
+        seed: int,
+        executor: Executor | None,
+    ) -> None:
+        self.limits = limits
+        self.committed: list[int] = []
+        self.drafts: list[int] = []
+        self.on_full = False
+        self._model = model
+        self._temperature = temperature
+        self._rng = np.random.default_rng(seed)
+        self._executor = executor
+        self._base = model.length  # positions that are prompt or verified
+        self._unfed = list(prompt_tail)  # final tokens behind them that the model has not seen on Q_full
+        self._draft_rows: list[NDArray[np.float32]] = []
+        self._draft_times_s: list[float] = []
+        self._times_s: list[float] = []
+        self._drafted = 0
+        self._accepted = 0
+        self._verified_at_s: float | None = None
+
+    def commit_first(self, token: int) -> Commit:
+        """Take over the exact first token of the offer."""
+        self._unfed.append(token)
+        return self._commit([token], 0, time.monotonic())
+
+    async def draft(self) -> Draft:
+        """Decode one token from the cache as it is."""
+        row = (await self._in_thread(self._model.forward, self.drafts[-1:] or self._unfed))[-1]
+        if self._temperature > 0:
+            self._draft_rows.append(probabilities(row, self._temperature))
+            token = draw(self._draft_rows[-1], self._rng)
+        else:
+            token = int(row.argmax())
+        self.drafts.append(token)
+        self._drafted += 1
+        self._draft_times_s.append(time.monotonic())
+        return Draft(token, self._draft_times_s[-1])
+
+    async def verify(self) -> list[Event]:
+        """Judge all drafts in one pass on Q_full and take over what stands."""
+        open_tokens = self.limits.max_new_tokens - len(self.committed)
+        last_is_final = self.drafts[-1] in self.limits.stop_tokens or len(self.drafts) == open_tokens
+        fed = self.drafts[:-1] if last_is_final else self.drafts  # no row for a token that cannot follow
+
+        def judge() -> NDArray[np.float32]:
+            self._model.truncate(self._base)
+            return self._model.forward([*self._unfed, *fed])
+
+        rows = (await self._in_thread(judge))[len(self._unfed) - 1 :]
+        verdict = self._judge(rows)
+        now_s = self._verified_at_s = time.monotonic()
+        events: list[Event] = []
+        if verdict.accepted < len(self.drafts):
+            events.append(self.retract(len(self.drafts) - verdict.accepted))
+        tokens = [*self.drafts, *([] if verdict.next_token is None else [verdict.next_token])]
+        self._base += len(self._unfed) + len(tokens) - 1
+        self._unfed = tokens[-1:]
+        self._model.truncate(self._base)
+        self._accepted = verdict.accepted
+        self.on_full = True
+        events.append(self._commit(tokens, verdict.accepted, now_s))
+        return events
+
+    async def decode(self) -> Commit:
+        """Decode one final token on Q_full."""
+        self.on_full = True
+        row = (await self._in_thread(self._model.forward, self._unfed))[-1]
+        token = draw(probabilities(row, self._temperature), self._rng) if self._temperature > 0 else int(row.argmax())
+        self._base += len(self._unfed)
+        self._unfed = [token]
+        return self._commit([token], 0, time.monotonic())
+
+    def retract(self, count: int) -> Retract:
+        """Void the newest drafts."""
+        del self.drafts[-count:]
+        return Retract(count, time.monotonic())
+
+    def finish(self) -> Done:
+        """Sum up."""
+        return Done(
+            tuple(self.committed),
+            self._drafted,
+            self._accepted,
+            self._verified_at_s,
+            tuple(self._times_s),
+            time.monotonic(),
+        )
+
+    def rewind(self) -> None:
+        """Forget what is not verified. No forward pass runs here: every one was waited for."""
+        if self._model.length > self._base:
+            self._model.truncate(self._base)
+
+    def _judge(self, rows: NDArray[np.float32]) -> Verdict:
+        if self._temperature > 0:
+            return verify_sampled(self.drafts, self._draft_rows, probabilities(rows, self._temperature), self._rng)
+        return verify_greedy(self.drafts, rows)
+
+    def _commit(self, tokens: list[int], accepted: int, now_s: float) -> Commit:
+        self.committed += tokens
+        self._times_s += [*self._draft_times_s[:accepted], *[now_s] * (len(tokens) - accepted)]
+        self.drafts.clear()
+        return Commit(tuple(tokens), accepted, now_s)
+
+    async def _in_thread(self, function: Callable[..., _T], *args: object) -> _T:
+        """Run in the worker thread; a cancelled caller gets control back only after the thread is done."""
+        future = asyncio.get_running_loop().run_in_executor(self._executor, function, *args)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            while not future.done():
+                with suppress(asyncio.CancelledError):  # the first one is raised again below
+                    await asyncio.wait([future])
+            if not future.cancelled():
+                future.exception()  # looked at, so that it is not reported as lost
+            raise
+
+
+async def _wait_for(readiness: Readiness) -> None:
+    """A coroutine around a readiness, for a task that watches it."""
+    await readiness
