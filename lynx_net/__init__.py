@@ -1,4 +1,4 @@
-"""lynx_net moves a KV cache so that decoding starts on its first half of the bits and is verified when the rest is in."""
+"""lynx_net moves a KV cache so that decoding starts on half of its bits and is verified when the rest is in."""
 
 from lynx_net.aio.link import IncomingRequest, Link
 from lynx_net.aio.readiness import Readiness

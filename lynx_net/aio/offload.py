@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -11,18 +12,19 @@ if TYPE_CHECKING:
 
 __all__ = ["run_blocking"]
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
-async def run_blocking(executor: Executor | None, work: Callable[[], T]) -> T:
-    """Run `work` in the executor (None: here and now) and return what it returns.
+async def run_blocking(executor: Executor | None, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run `work` with its arguments in the executor (None: here and now) and return what it returns.
 
     Cancelling waits until the work has finished, then raises CancelledError: whoever called knows that
     no thread still reads or writes the buffers.
     """
     if executor is None:
-        return work()
-    future = asyncio.get_running_loop().run_in_executor(executor, work)
+        return work(*args, **kwargs)
+    future = asyncio.get_running_loop().run_in_executor(executor, partial(work, *args, **kwargs))
     cancelled: asyncio.CancelledError | None = None
     while not future.done():
         try:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from lynx_net.aio.link import Link
     from lynx_net.errors import LynxError
     from lynx_net.wire.layout import CacheLayout
-    from lynx_net.wire.messages import OfferMessage
 
 __all__ = ["IncomingTransfer", "Offer", "OutgoingTransfer", "TransferStats"]
 

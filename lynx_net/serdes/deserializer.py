@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from concurrent.futures import Executor
 
-    from lynx_codec import Codec, PageShape
     from numpy.typing import NDArray
 
+    from lynx_codec import Codec, PageShape
     from lynx_net.aio.link import Link
     from lynx_net.serdes.target import KVTarget
     from lynx_net.wire.layout import Kind
@@ -95,7 +95,7 @@ class ReceivedTransfer(IncomingTransfer):
                 state = self.link.core.receive_state(self.id)
                 assert state is not None
                 inputs = [(page, state.page_streams(page, stream)) for page in pages]
-                await run_blocking(self._executor, lambda inputs=inputs: self._decode(inputs))
+                await run_blocking(self._executor, self._decode, inputs)
                 for page in pages:
                     if self._error is None:
                         self.link.decoded(self, page, stream)

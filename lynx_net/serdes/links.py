@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from lynx_codec import get_codec
-
 from lynx_net.aio.endpoint import Endpoint, Server
 from lynx_net.aio.link import IncomingRequest, Link
 from lynx_net.serdes.deserializer import ReceivedTransfer

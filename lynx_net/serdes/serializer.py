@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
     from types import TracebackType
 
-    from lynx_codec import Codec
     from numpy.typing import NDArray
 
+    from lynx_codec import Codec
     from lynx_net.aio.readiness import Readiness
     from lynx_net.aio.transfer import Offer, OutgoingTransfer, TransferStats
     from lynx_net.wire.layout import Kind, PageRef
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Sending"]
 
 GROUP_VALUES = 1 << 20
-"""Values encoded in one visit to the encoder thread: enough to make the visit cheap, few enough to keep the wire fed."""
+"""Values encoded in one visit to the encoder thread: many enough to be cheap, few enough to keep the wire fed."""
 
 _DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
 
@@ -81,7 +81,7 @@ class Sending:
         for group in _grouped(pages):
             await self._transfer.wait_for_room()
             try:
-                encoded = await run_blocking(self._executor, lambda group=group: self._encode(group, arrays))
+                encoded = await run_blocking(self._executor, self._encode, group, arrays)
             except CodecError as error:
                 where = f"layer {layer}: {error}"
                 self._transfer.link.abort(self._transfer.id, AbortCode.CODEC, where, error)

@@ -75,7 +75,7 @@ class Lane(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Close at once. Bytes accepted before are still delivered if the peer reads; pending calls end with an error."""
+        """Close at once; pending calls end with an error. Bytes accepted before still reach a peer that reads."""
 
 
 class Listener(ABC):

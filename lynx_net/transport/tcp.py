@@ -97,7 +97,7 @@ class TcpLane(Lane):
         fd = self._sock.fileno()
         future: asyncio.Future[None] = self._loop.create_future()
         self._waits.add(future)
-        add(fd, lambda: future.done() or future.set_result(None))
+        add(fd, _resolve, future)
         try:
             await future
         finally:
@@ -111,6 +111,11 @@ class TcpLane(Lane):
         if self._unyielded_bytes >= _YIELD_BYTES:
             self._unyielded_bytes = 0
             await asyncio.sleep(0)
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 class TcpListener(Listener):

@@ -114,7 +114,7 @@ class PeerClosed:
     reason: str
 
 
-class SegmentAwaitsOffer(Exception):  # noqa: N818 - control flow between core and driver, never an error
+class SegmentAwaitsOffer(Exception):
     """A segment overtook its offer on another lane: read on from this lane when the offer is there."""
 
 

@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from lynx_codec.base import PAGE_TOKENS, PageShape
-
 from lynx_net.errors import LocalProtocolError
 
 if TYPE_CHECKING:

@@ -199,7 +199,7 @@ def encode_message(message: Message) -> bytes:
     data = {"t": message.tag} | {name: getattr(message, name) for name in _SCHEMAS[message.tag]}
     try:
         _check_depth(data)
-        packed: bytes = msgpack.packb(data, use_bin_type=True)
+        packed = bytes(msgpack.packb(data, use_bin_type=True) or b"")
     except (TypeError, ValueError, OverflowError) as error:
         raise LocalProtocolError(f"a {message.tag} message cannot be packed: {error}") from error
     if len(packed) > MAX_CONTROL_BYTES:
