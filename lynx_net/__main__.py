@@ -1,0 +1,41 @@
+"""The command line: `python -m lynx_net COMMAND`, or `lynx-net COMMAND`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from lynx_net.demo import cli as demo
+from lynx_net.demo.options import add_arguments as add_demo_arguments
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["main"]
+
+
+def _parser() -> argparse.ArgumentParser:
+    """The parser; every command sets `run`, a function from the parsed arguments to an exit code."""
+    parser = argparse.ArgumentParser(prog="lynx_net", description="Moves KV caches so that decoding can start early.")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    demo_parser = commands.add_parser(
+        "demo",
+        help="prefill in one process, decode in another, over four kinds of transfer",
+        description="Prefills a prompt in one process, transfers its KV cache four times (bf16, int8, int4, lynx) to "
+        "a second one that decodes from it, and compares times and texts.",
+    )
+    add_demo_arguments(demo_parser)
+    demo_parser.set_defaults(run=demo.run)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code."""
+    arguments = _parser().parse_args(argv)
+    code: int = arguments.run(arguments)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
