@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["AffineCodec", "Bfloat16Codec", "Engine", "LynxCodec"]
 
-DEFAULT_ALPHA = 2.0
+DEFAULT_ALPHA = 1.0
+"""Best of 0.5 to 15 on keys and values of a real model, anchor and both streams weighed together (docs/codec.md)."""
 
 
 class Engine(Protocol):
@@ -74,9 +75,7 @@ class Engine(Protocol):
     ) -> None:
         """Read the coded tokens. `table` has 16 entries without residual and 256 with it."""
 
-    def encode_affine(
-        self, page: NDArray[Any], shape: PageShape, out: NDArray[np.uint8], base: int, bits: int
-    ) -> bool:
+    def encode_affine(self, page: NDArray[Any], shape: PageShape, out: NDArray[np.uint8], base: int, bits: int) -> bool:
         """Write metadata and codes of 4 or 8 bits of the coded tokens, at least one; true if the page escaped."""
 
     def decode_affine(

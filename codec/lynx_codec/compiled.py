@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["CompiledEngine"]
 
 _KINDS = {"f": kernels.FLOAT32, "e": kernels.FLOAT16, "H": kernels.BFLOAT16}
-_BITS = {4: np.dtype(np.uint32), 2: np.dtype(np.uint16)}
+_BITS: dict[int, type[np.unsignedinteger[Any]]] = {4: np.uint32, 2: np.uint16}
 _NO_RESIDUAL = np.empty(0, dtype=np.uint8)
 _NO_RESIDUAL.flags.writeable = False
 
@@ -39,7 +39,7 @@ class CompiledEngine:
         """Run every kernel once for every dtype, in both field widths."""
         from lynx_codec.tables import lynx_tables
 
-        tables = lynx_tables(2.0)
+        tables = lynx_tables(1.0)
         shape = PageShape(2, 1, 2)
         anchor, residual = np.zeros(512, dtype=np.uint8), np.zeros(4, dtype=np.uint8)
         for dtype in (np.float32, np.float16, np.uint16):
@@ -118,9 +118,7 @@ class CompiledEngine:
             )
         _check_status(status)
 
-    def encode_affine(
-        self, page: NDArray[Any], shape: PageShape, out: NDArray[np.uint8], base: int, bits: int
-    ) -> bool:
+    def encode_affine(self, page: NDArray[Any], shape: PageShape, out: NDArray[np.uint8], base: int, bits: int) -> bool:
         src, strides, dims = _flat(page, shape, pair=1 if bits == 8 else 2)
         src.flags.writeable = False
         first, stop = shape.raw_head, shape.tokens - shape.raw_tail

@@ -1,11 +1,15 @@
 """Compiled CPU kernels (numba), bit-exact with reference.py.
 
-Arrays are one-dimensional. `src` and `dst` are the page as bits, uint32 (float32) or uint16 (float16 or bfloat16), and are
-addressed by element strides. Work goes row by row through float32 rows of `heads` x `padded` channels, where `padded`
-is the head size rounded up to even for nibbles; a row stays in the first-level cache, and the innermost loops
-run over its channels so that they become vector code. numba types integer expressions as 64-bit; the casts
-keep them at 32 bits. There is no fastmath, so nothing is fused or reordered.
+Arrays are one-dimensional. `src` and `dst` are the page as bits, uint32 (float32) or uint16 (float16 or bfloat16),
+and are addressed by element strides. Work goes row by row through float32 rows of `heads` x `padded` channels, where
+`padded` is the head size rounded up to even for nibbles; a row stays in the first-level cache, and the innermost loops run
+over its channels so that they become vector code. Table look-ups stand in loops of their own: mixed with
+arithmetic they would be taken apart and put together again lane by lane. numba types integer expressions as 64-bit;
+the casts keep them at 32 bits. There is no fastmath, so nothing is fused or reordered.
 """
+
+# numba types these functions, from their arguments:
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, call-arg, var-annotated, arg-type"
 
 from __future__ import annotations
 
@@ -170,7 +174,7 @@ def store_raw(src, strides, shape, kind, first, stop, out):
             return NOT_FINITE
         begin = (t - first) * bytes_per_row
         into = out[begin : begin + bytes_per_row].view(np.uint16)
-        if kind == FLOAT32 or kind == BFLOAT16:
+        if kind != FLOAT16:
             for i in range(heads * size):
                 into[i] = _to_bfloat16(row[i])
         else:
@@ -292,10 +296,12 @@ def _clamp(code, top):
 
 
 @njit(nogil=True, cache=True)
-def _lynx_fields(least, most, mean, low, step, inverse, top, first_code, second_code):
+def _lynx_fields(least, most, mean, low, step, inverse, top, first, stop, first_code, second_code):
     """Codes of mu and sigma, as float32 whole numbers; true if the page should escape."""
     escape = False
     for k in range(len(least)):
+        start, end = _chunk_bounds(first, stop, k)
+        counts = end - start >= limits.ESCAPE_TOKENS
         for c in range(len(low)):
             code = _clamp(np.float32(np.floor((mean[k, c] - low[c]) * inverse[c] + F_HALF)), top)
             mu = low[c] + step[c] * code
@@ -305,22 +311,24 @@ def _lynx_fields(least, most, mean, low, step, inverse, top, first_code, second_
             length = _clamp(np.float32(np.ceil(deviation * inverse[c])), top)
             first_code[k, c] = code
             second_code[k, c] = length
-            escape |= _too_coarse(least[k, c], most[k, c], length, step[c])
+            escape |= counts & _too_coarse(least[k, c], most[k, c], length, step[c])
     return escape
 
 
 @njit(nogil=True, cache=True)
-def _affine_fields(least, most, mean, low, step, inverse, top, first_code, second_code):
+def _affine_fields(least, most, low, step, inverse, top, first, stop, first_code, second_code):
     """Codes of the chunk minimum and range, as float32 whole numbers; true if the page should escape."""
     escape = False
     for k in range(len(least)):
+        start, end = _chunk_bounds(first, stop, k)
+        counts = end - start >= limits.ESCAPE_TOKENS
         for c in range(len(low)):
             code = _clamp(np.float32(np.floor((least[k, c] - low[c]) * inverse[c])), top)
             base = low[c] + step[c] * code
             length = _clamp(np.float32(np.ceil((most[k, c] - base) * inverse[c])), top)
             first_code[k, c] = code
             second_code[k, c] = length
-            escape |= _too_coarse(least[k, c], most[k, c], length, step[c])
+            escape |= counts & _too_coarse(least[k, c], most[k, c], length, step[c])
     return escape
 
 
@@ -433,16 +441,20 @@ def encode_lynx(src, strides, shape, kind, first, stop, cells, anchor, at, resid
     _page_grid(least, most, low_bits, scale_bits, low, step, inverse)
     mu_code = np.empty((chunks, width), np.float32)
     sigma_code = np.empty((chunks, width), np.float32)
-    wide = _lynx_fields(least, most, mean, low, step, inverse, L_NARROW, mu_code, sigma_code)
+    wide = _lynx_fields(least, most, mean, low, step, inverse, L_NARROW, first, stop, mu_code, sigma_code)
     if wide:
         _grid(scale_bits, L_WIDE, step, inverse)
-        _lynx_fields(least, most, mean, low, step, inverse, L_WIDE, mu_code, sigma_code)
+        _lynx_fields(least, most, mean, low, step, inverse, L_WIDE, first, stop, mu_code, sigma_code)
     at = _write_fields(anchor, at, shape, padded, low_bits, scale_bits, mu_code, sigma_code, wide)
 
     bits = np.empty(width, np.uint32)
     row = bits.view(np.float32)
     mu = np.empty(width, np.float32)
     per_unit = np.empty(width, np.float32)
+    offset = np.empty(width, np.int32)
+    cell = np.empty(width, np.uint16)
+    found = np.empty(width, np.int32)
+    sign = np.empty(width, np.uint8)
     codes = np.empty(width, np.uint8)
     pairs = codes.view(np.uint16)
     half = width // 2
@@ -460,10 +472,14 @@ def encode_lynx(src, strides, shape, kind, first, stop, cells, anchor, at, resid
                 units = abs(centred) * per_unit[c]
                 units = units if units < F_UNIT else F_UNIT
                 q = np.int32(units)
-                carry = np.int32(cells[np.uint32(q >> SHIFT)] + (q & OFFSET_MASK))
-                level = np.int32(np.int32(carry >> SHIFT) + np.int32(7))
-                sign = np.int32(15) if centred < F_ZERO else np.int32(0)
-                codes[c] = ((level >> 4) ^ sign) | ((np.int32(7) - level) << 4)
+                offset[c] = q & OFFSET_MASK
+                cell[c] = np.uint16(q >> SHIFT)
+                sign[c] = np.uint8(15) if centred < F_ZERO else np.uint8(0)
+            for c in range(width):
+                found[c] = cells[cell[c]]
+            for c in range(width):
+                level = np.int32(np.int32(np.int32(found[c] + offset[c]) >> SHIFT) + np.int32(7))
+                codes[c] = ((level >> 4) ^ sign[c]) | ((np.int32(7) - level) << 4)
             begin = (t - first) * half
             coarse = anchor[at + begin : at + begin + half]
             fine = residual[begin : begin + half]
@@ -518,7 +534,9 @@ def decode_lynx(anchor, at, residual, refine, shape, wide, first, stop, table, d
                     a = np.uint32(coarse[j])
                     pairs[j] = (a & np.uint32(15)) | ((a & np.uint32(0xF0)) << np.uint32(4))
             for c in range(width):
-                row[c] = mu[c] + sigma[c] * table[codes[c]]
+                row[c] = table[codes[c]]
+            for c in range(width):
+                row[c] = mu[c] + sigma[c] * row[c]
             _store_row(bits, dst, t * token_stride, head_stride, heads, size, padded, kind)
     return 0
 
@@ -547,10 +565,10 @@ def encode_affine(src, strides, shape, kind, first, stop, eight, out, at):
     _page_grid(least, most, low_bits, scale_bits, low, step, inverse)
     low_code = np.empty((chunks, width), np.float32)
     range_code = np.empty((chunks, width), np.float32)
-    wide = _affine_fields(least, most, mean, low, step, inverse, L_NARROW, low_code, range_code)
+    wide = _affine_fields(least, most, low, step, inverse, L_NARROW, first, stop, low_code, range_code)
     if wide:
         _grid(scale_bits, L_WIDE, step, inverse)
-        _affine_fields(least, most, mean, low, step, inverse, L_WIDE, low_code, range_code)
+        _affine_fields(least, most, low, step, inverse, L_WIDE, first, stop, low_code, range_code)
     at = _write_fields(out, at, shape, padded, low_bits, scale_bits, low_code, range_code, wide)
 
     bits = np.empty(width, np.uint32)

@@ -8,6 +8,7 @@ from lynx_codec.base import CHUNK_TOKENS
 
 __all__ = [
     "ESCAPE_STEPS",
+    "ESCAPE_TOKENS",
     "FLAT_SCALE",
     "FLOAT16_MAX",
     "MAX_LEVEL_NARROW",
@@ -31,8 +32,11 @@ MAX_LEVEL_NARROW = np.float32(255.0)
 MAX_LEVEL_WIDE = np.float32(65535.0)
 """Largest code of a chunk field of 8 and of 16 bits."""
 
-ESCAPE_STEPS = np.float32(1.0)
+ESCAPE_STEPS = np.float32(4.0)
 """A page escapes if a chunk has to be resolved inside less than this many steps of the 8-bit grid."""
+
+ESCAPE_TOKENS = 8
+"""Chunks of fewer coded tokens have no say in it: a few values lie close together by mere chance."""
 
 MEAN_WEIGHT = np.float32(1.0 / CHUNK_TOKENS)
 """Weight of one difference in a mean: an exact power of two, so that no sum can overflow."""

@@ -20,6 +20,7 @@ from lynx_codec.errors import CodecError, NonFiniteError
 from lynx_codec.layout import Sections, chunk_spans
 from lynx_codec.limits import (
     ESCAPE_STEPS,
+    ESCAPE_TOKENS,
     FLAT_SCALE,
     FLOAT16_MAX,
     MAX_LEVEL_NARROW,
@@ -104,8 +105,9 @@ class Statistics:
     """What the metadata are made of.
 
     Attributes:
-        low, scale: bfloat16 bits [channels] of page minimum and page range (lines 2 and 3); scale 0 marks a flat channel.
+        low, scale: bfloat16 bits [channels] of page minimum and range (lines 2 and 3); scale 0 marks a flat channel.
         least, most, mean: float32 [chunks, channels].
+        tokens: coded tokens of each chunk, int64 [chunks].
     """
 
     low: U16
@@ -113,6 +115,7 @@ class Statistics:
     least: F32
     most: F32
     mean: F32
+    tokens: NDArray[np.int64]
 
 
 def statistics(chunks: list[F32]) -> Statistics:
@@ -123,7 +126,7 @@ def statistics(chunks: list[F32]) -> Statistics:
     low = bfloat16_below(least.min(axis=0))  # line 2
     scale = bfloat16_above(most.max(axis=0) - widen(low))  # line 3
     scale[widen(scale) < FLAT_SCALE] = 0
-    return Statistics(low, scale, least, most, mean)
+    return Statistics(low, scale, least, most, mean, np.array([len(chunk) for chunk in chunks]))
 
 
 def chunk_mean(chunk: F32) -> F32:
@@ -132,7 +135,8 @@ def chunk_mean(chunk: F32) -> F32:
     total = np.zeros_like(pivot)
     for row in chunk:
         total = total + (row - pivot) * MEAN_WEIGHT
-    return pivot + total * (MEAN_CHUNK / np.float32(len(chunk)))
+    mean: F32 = pivot + total * (MEAN_CHUNK / np.float32(len(chunk)))
+    return mean
 
 
 @dataclass(frozen=True)
@@ -188,12 +192,14 @@ def affine_fields(stats: Statistics, grid: Grid) -> tuple[I32, I32]:
 def must_escape(stats: Statistics, grid: Grid, length_code: I32) -> bool:
     """Whether 8-bit chunk fields are too coarse for this page.
 
-    They are if some chunk is not exactly represented by its first field alone (its length code is not 0) and what has to
-    be resolved in it, its range or, if it is constant, its magnitude, is below ESCAPE_STEPS steps of the grid.
+    They are if some chunk of ESCAPE_TOKENS or more is not represented exactly by its first field alone (its length code
+    is not 0) and what has to be resolved in it, its range or, if it is constant, its magnitude, is below
+    ESCAPE_STEPS steps of the grid.
     """
     spread = stats.most - stats.least
     extent = np.where(spread > 0, spread, np.abs(stats.least))
-    return bool(np.any((length_code > 0) & (extent < ESCAPE_STEPS * grid.step)))
+    coarse = (length_code > 0) & (extent < ESCAPE_STEPS * grid.step)
+    return bool(np.any(coarse[stats.tokens >= ESCAPE_TOKENS]))
 
 
 # --- packing ---------------------------------------------------------------------------------------------------------

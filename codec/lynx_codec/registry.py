@@ -32,8 +32,8 @@ def codec_names() -> tuple[str, ...]:
 def get_codec(name: str, *, implementation: str = "compiled", **params: Any) -> Codec:
     """The codec called `name`.
 
-    `implementation` is "compiled" (numba, loaded at the first such call) or "reference" (numpy); both read and write the
-    same bytes. `params` are those of `Codec.params`.
+    `implementation` is "compiled" (numba, loaded at the first such call) or "reference" (numpy); both read and write
+    the same bytes. `params` are those of `Codec.params`.
 
     Raises:
         CodecError: an unknown name, implementation or parameter; the message lists the valid ones.

@@ -33,11 +33,13 @@ CELL_BITS = 10
 CELL_SHIFT = UNIT_BITS - CELL_BITS
 """The search table has 2**10 cells; a compiled kernel wants the shift as a constant."""
 
+PEAK_SHARE = Decimal(1) / Decimal(32)
+EVEN_SHARE = Decimal(1) / Decimal(4)
 DENSITY_POWER = 3
-"""Exponent k of the assumed density (1 - u**2)**k of normalised magnitudes u; fitted on real keys and values."""
-
-PEAK_MASS = Decimal(1) / Decimal(32)
-"""Share of values that are the largest of their chunk and so sit at u = 1: one of 32."""
+"""Assumed distribution of normalised magnitudes u, fitted on keys and values of a real model (docs/codec.md):
+one value of 32 is the largest of its chunk and sits at u = 1, a quarter is spread evenly over 0..1, the rest has the
+density (1 - u**2)**3.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,16 +123,17 @@ def _centroids(edges: list[Decimal]) -> NDArray[np.float16]:
     Bin V holds the levels with (I + 7) >> 4 == V, i.e. it starts at the edge below I = 16 V - 7.
     """
     bounds = [Decimal(0), *(edges[16 * v - 8] for v in range(1, 8)), Decimal(1)]
-    whole = _integral(DENSITY_POWER, Decimal(1), 0)
+    bell = (1 - PEAK_SHARE - EVEN_SHARE) / _integral(DENSITY_POWER, Decimal(1), 0)
     table = np.empty(16, dtype=np.float16)
     for v in range(8):
         low, high = bounds[v], bounds[v + 1]
-        spread = (1 - PEAK_MASS) / whole
-        mass = spread * (_integral(DENSITY_POWER, high, 0) - _integral(DENSITY_POWER, low, 0))
-        first = spread * (_integral(DENSITY_POWER, high, 1) - _integral(DENSITY_POWER, low, 1))
+        mass = bell * (_integral(DENSITY_POWER, high, 0) - _integral(DENSITY_POWER, low, 0))
+        first = bell * (_integral(DENSITY_POWER, high, 1) - _integral(DENSITY_POWER, low, 1))
+        mass += EVEN_SHARE * (high - low)
+        first += EVEN_SHARE * (high**2 - low**2) / 2
         if v == 7:
-            mass += PEAK_MASS
-            first += PEAK_MASS
+            mass += PEAK_SHARE
+            first += PEAK_SHARE
         centre = np.float16(float(first / mass))
         table[v] = centre
         table[15 - v] = -centre
