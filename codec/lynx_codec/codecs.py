@@ -14,6 +14,7 @@ from lynx_codec.layout import (
     LYNX_HEADER_BYTES,
     PageHeader,
     Sections,
+    header_template,
     read_header,
     row_bytes,
     write_header,
@@ -89,6 +90,9 @@ class _PageCodec(Codec):
 
     codec_id: int
     header_bytes = HEADER_BYTES
+    _has_escape = True
+    _alpha = 0.0
+    _centroids = b""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -114,27 +118,21 @@ class _PageCodec(Codec):
             arrays.append(_bytes_of(out, name)[:size])
         return arrays
 
-    def _streams(self, streams: Sequence[memoryview], shape: PageShape, table: bool = False) -> _Parsed:
-        """Checked streams of a page; the header decides which of the two sizes they must have."""
+    def _header(self, shape: PageShape) -> bytes:
+        return header_template(self.codec_id, shape, self._alpha, self._centroids)
+
+    def _parse(self, streams: Sequence[memoryview], shape: PageShape) -> tuple[PageHeader, list[NDArray[np.uint8]]]:
+        """Checked header and byte arrays of the streams; the header decides which of two sizes they must have."""
         if not 1 <= len(streams) <= len(self.stream_names):
             raise CodecError(f"{len(streams)} streams given, {self.name} has {len(self.stream_names)}")
         arrays = [_bytes_of(s, n) for s, n in zip(streams, self.stream_names, strict=False)]
-        header = read_header(
-            memoryview(arrays[0]),  # type: ignore[arg-type]
-            self.codec_id,
-            shape,
-            may_be_wide=self._has_escape and shape.coded_tokens > 0,
-            alpha=self._alpha,
-            table=table,
-        )
+        may_be_wide = self._has_escape and shape.coded_tokens > 0
+        header = read_header(arrays[0], self._header(shape), may_be_wide=may_be_wide)
         sizes = self.stream_bytes(shape, wide=header.wide)
         for name, size, array in zip(self.stream_names, sizes, arrays, strict=False):
             if array.nbytes != size:
                 raise CodecError(f"stream {name} has {array.nbytes} bytes, the page takes {size}")
-        return _Parsed(header, arrays)
-
-    _has_escape = True
-    _alpha = 0.0
+        return header, arrays
 
     def _check_out(self, out: NDArray[Any], shape: PageShape) -> None:
         self.check_page(out, shape)
@@ -159,16 +157,6 @@ class _PageCodec(Codec):
 
     @abstractmethod
     def stream_bytes(self, shape: PageShape, *, wide: bool = False) -> tuple[int, ...]: ...
-
-
-class _Parsed:
-    """A checked header and the byte arrays of the streams that were given."""
-
-    __slots__ = ("arrays", "header")
-
-    def __init__(self, header: PageHeader, arrays: list[NDArray[np.uint8]]) -> None:
-        self.header = header
-        self.arrays = arrays
 
 
 def _bytes_of(view: memoryview, name: str) -> NDArray[np.uint8]:
@@ -207,27 +195,18 @@ class LynxCodec(_PageCodec):
         wide = False
         if shape.coded_tokens:
             wide = self._engine.encode_lynx(page, shape, anchor, residual, self.header_bytes, self._tables)
-        write_header(
-            outs[0].cast("B"),
-            self.codec_id,
-            shape,
-            wide=wide,
-            raw_float16=page.dtype == np.float16,
-            alpha=self._alpha,
-            centroids=self._centroids,
-        )
+        write_header(anchor, self._header(shape), wide=wide, raw_float16=page.dtype == np.float16)
         return self.stream_bytes(shape, wide=wide)
 
     def decode(self, streams: Sequence[memoryview], shape: PageShape, out: NDArray[Any]) -> None:
         self._check_out(out, shape)
-        parsed = self._streams(streams, shape, table=True)
-        anchor = parsed.arrays[0]
-        residual = parsed.arrays[1] if len(parsed.arrays) > 1 else None
-        self._decode_raw(anchor, parsed.header.raw_float16, shape, out)
+        header, arrays = self._parse(streams, shape)
+        anchor = arrays[0]
+        residual = arrays[1] if len(arrays) > 1 else None
+        self._decode_raw(anchor, header.raw_float16, shape, out)
         if shape.coded_tokens:
-            table = parsed.header.centroids if residual is None else self._tables.full
-            wide = parsed.header.wide
-            self._engine.decode_lynx(anchor, residual, shape, self.header_bytes, wide, table, out)
+            table = header.centroids if residual is None else self._tables.full
+            self._engine.decode_lynx(anchor, residual, shape, self.header_bytes, header.wide, table, out)
 
 
 class AffineCodec(_PageCodec):
@@ -251,16 +230,15 @@ class AffineCodec(_PageCodec):
         wide = False
         if shape.coded_tokens:
             wide = self._engine.encode_affine(page, shape, out, self.header_bytes, self._bits)
-        write_header(outs[0].cast("B"), self.codec_id, shape, wide=wide, raw_float16=page.dtype == np.float16)
+        write_header(out, self._header(shape), wide=wide, raw_float16=page.dtype == np.float16)
         return self.stream_bytes(shape, wide=wide)
 
     def decode(self, streams: Sequence[memoryview], shape: PageShape, out: NDArray[Any]) -> None:
         self._check_out(out, shape)
-        parsed = self._streams(streams, shape)
-        data = parsed.arrays[0]
-        self._decode_raw(data, parsed.header.raw_float16, shape, out)
+        header, (data,) = self._parse(streams, shape)
+        self._decode_raw(data, header.raw_float16, shape, out)
         if shape.coded_tokens:
-            self._engine.decode_affine(data, shape, self.header_bytes, parsed.header.wide, self._bits, out)
+            self._engine.decode_affine(data, shape, self.header_bytes, header.wide, self._bits, out)
 
 
 class Bfloat16Codec(_PageCodec):
@@ -279,12 +257,11 @@ class Bfloat16Codec(_PageCodec):
         (out,) = self._buffers(outs, shape)
         if shape.tokens:
             self._engine.store_raw(page, shape, 0, shape.tokens, out[self.header_bytes :])
-        write_header(outs[0].cast("B"), self.codec_id, shape, wide=False, raw_float16=page.dtype == np.float16)
+        write_header(out, self._header(shape), wide=False, raw_float16=page.dtype == np.float16)
         return self.stream_bytes(shape)
 
     def decode(self, streams: Sequence[memoryview], shape: PageShape, out: NDArray[Any]) -> None:
         self._check_out(out, shape)
-        parsed = self._streams(streams, shape)
+        header, (data,) = self._parse(streams, shape)
         if shape.tokens:
-            data = parsed.arrays[0][self.header_bytes :]
-            self._engine.load_raw(data, parsed.header.raw_float16, shape, 0, shape.tokens, out)
+            self._engine.load_raw(data[self.header_bytes :], header.raw_float16, shape, 0, shape.tokens, out)

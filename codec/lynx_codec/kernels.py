@@ -2,8 +2,8 @@
 
 Arrays are one-dimensional. `src` and `dst` are the page as bits, uint32 (float32) or uint16 (float16 or bfloat16),
 and are addressed by element strides. Work goes row by row through float32 rows of `heads` x `padded` channels, where
-`padded` is the head size rounded up to even for nibbles; a row stays in the first-level cache, and the innermost loops run
-over its channels so that they become vector code. Table look-ups stand in loops of their own: mixed with
+`padded` is the head size rounded up to even for nibbles; a row stays in the first-level cache, and the innermost loops
+run over its channels so that they become vector code. Table look-ups stand in loops of their own: mixed with
 arithmetic they would be taken apart and put together again lane by lane. numba types integer expressions as 64-bit;
 the casts keep them at 32 bits. There is no fastmath, so nothing is fused or reordered.
 """
@@ -14,9 +14,11 @@ the casts keep them at 32 bits. There is no fastmath, so nothing is fused or reo
 from __future__ import annotations
 
 import numpy as np
-from llvmlite import ir
+from llvmlite import ir  # type: ignore[import-untyped]
 from numba import njit, types
+from numba.core import cgutils
 from numba.extending import intrinsic
+from numba.np import arrayobj
 
 from lynx_codec import limits
 from lynx_codec.base import CHUNK_TOKENS
@@ -85,6 +87,30 @@ def bits_of(typing_context, value):
     return types.uint32(types.float32), generate
 
 
+@intrinsic
+def window(typing_context, array, start, size):
+    """array[start : start + size] without bounds checks and without a reference count, for use inside one kernel."""
+    index = types.intp
+
+    def generate(context, builder, signature, arguments):
+        kind = signature.args[0]
+        source = context.make_array(kind)(context, builder, arguments[0])
+        view = context.make_array(kind)(context, builder)
+        item = context.get_constant(index, context.get_abi_sizeof(context.get_data_type(kind.dtype)))
+        arrayobj.populate_array(
+            view,
+            data=builder.gep(source.data, [arguments[1]]),
+            shape=cgutils.pack_array(builder, [arguments[2]]),
+            strides=cgutils.pack_array(builder, [item]),
+            itemsize=item,
+            meminfo=None,
+            parent=None,
+        )
+        return view._getvalue()
+
+    return array(array, index, index), generate
+
+
 # --- rows ------------------------------------------------------------------------------------------------------------
 
 
@@ -93,8 +119,8 @@ def _load_row(src, at, head_stride, heads, size, padded, kind, row):
     """One token as float32 bits into `row` [heads * padded], pad channels zero."""
     for h in range(heads):
         begin = at + h * head_stride
-        part = src[begin : begin + size]
-        into = row[h * padded : h * padded + size]
+        part = window(src, begin, size)
+        into = window(row, h * padded, size)
         if kind == FLOAT32:
             for i in range(size):
                 into[i] = np.uint32(part[i])
@@ -142,8 +168,8 @@ def _store_row(row, dst, at, head_stride, heads, size, padded, kind):
     """One token of float32 bits in `row` [heads * padded] into the page."""
     for h in range(heads):
         begin = at + h * head_stride
-        into = dst[begin : begin + size]
-        part = row[h * padded : h * padded + size]
+        into = window(dst, begin, size)
+        part = window(row, h * padded, size)
         if kind == FLOAT32:
             for i in range(size):
                 into[i] = part[i]
@@ -173,7 +199,7 @@ def store_raw(src, strides, shape, kind, first, stop, out):
         if bad:
             return NOT_FINITE
         begin = (t - first) * bytes_per_row
-        into = out[begin : begin + bytes_per_row].view(np.uint16)
+        into = window(out, begin, bytes_per_row).view(np.uint16)
         if kind != FLOAT16:
             for i in range(heads * size):
                 into[i] = _to_bfloat16(row[i])
@@ -193,7 +219,7 @@ def load_raw(data, float16, shape, first, stop, dst, strides, kind):
     raw_kind = FLOAT16 if float16 else BFLOAT16
     for t in range(first, stop):
         begin = (t - first) * bytes_per_row
-        _load_row(data[begin : begin + bytes_per_row].view(np.uint16), 0, size, heads, size, size, raw_kind, row)
+        _load_row(window(data, begin, bytes_per_row).view(np.uint16), 0, size, heads, size, size, raw_kind, row)
         bad = False
         for i in range(heads * size):
             bad |= (row[i] & MAGNITUDE) >= np.uint32(0x7F800000)
@@ -346,7 +372,7 @@ def _write_fields(out, at, shape, padded, low_bits, scale_bits, first_code, seco
     for bits in (low_bits, scale_bits):
         for h in range(heads):
             part = bits[h * padded : h * padded + size]
-            into = out[at : at + 2 * size].view(np.uint16)
+            into = window(out, at, 2 * size).view(np.uint16)
             for i in range(size):
                 into[i] = part[i]
             at += 2 * size
@@ -355,12 +381,12 @@ def _write_fields(out, at, shape, padded, low_bits, scale_bits, first_code, seco
             for h in range(heads):
                 part = codes[k, h * padded : h * padded + size]
                 if wide:
-                    into = out[at : at + 2 * size].view(np.uint16)
+                    into = window(out, at, 2 * size).view(np.uint16)
                     for i in range(size):
                         into[i] = np.uint16(part[i])
                     at += 2 * size
                 else:
-                    narrow = out[at : at + size]
+                    narrow = window(out, at, size)
                     for i in range(size):
                         narrow[i] = np.int32(part[i])
                     at += size
@@ -376,7 +402,7 @@ def _read_page(data, at, shape, padded, low, scale_bits):
     for h in range(heads):
         lows = data[at + 2 * h * size : at + 2 * (h + 1) * size].view(np.uint16)
         begin = at + 2 * channels + 2 * h * size
-        scales = data[begin : begin + 2 * size].view(np.uint16)
+        scales = window(data, begin, 2 * size).view(np.uint16)
         for i in range(size):
             value = float_of(np.uint32(np.uint32(lows[i]) << np.uint32(16)))
             scale = float_of(np.uint32(np.uint32(scales[i]) << np.uint32(16)))
@@ -401,12 +427,12 @@ def _read_chunk(data, at, k, chunks, shape, padded, wide, low, step, place, leng
             steps = step[h * padded : h * padded + size]
             into = (length if which else place)[h * padded : h * padded + size]
             if wide:
-                codes = data[begin : begin + 2 * size].view(np.uint16)
+                codes = window(data, begin, 2 * size).view(np.uint16)
                 for i in range(size):
                     into[i] = steps[i] * np.float32(codes[i])
                 begin += 2 * size
             else:
-                narrow = data[begin : begin + size]
+                narrow = window(data, begin, size)
                 for i in range(size):
                     into[i] = steps[i] * np.float32(narrow[i])
                 begin += size
@@ -481,8 +507,8 @@ def encode_lynx(src, strides, shape, kind, first, stop, cells, anchor, at, resid
                 level = np.int32(np.int32(np.int32(found[c] + offset[c]) >> SHIFT) + np.int32(7))
                 codes[c] = ((level >> 4) ^ sign[c]) | ((np.int32(7) - level) << 4)
             begin = (t - first) * half
-            coarse = anchor[at + begin : at + begin + half]
-            fine = residual[begin : begin + half]
+            coarse = window(anchor, at + begin, half)
+            fine = window(residual, begin, half)
             for j in range(half):
                 pair = np.uint32(pairs[j])
                 coarse[j] = (pair & np.uint32(15)) | ((pair >> np.uint32(4)) & np.uint32(0xF0))
@@ -520,9 +546,9 @@ def decode_lynx(anchor, at, residual, refine, shape, wide, first, stop, table, d
         start, end = _chunk_bounds(first, stop, k)
         for t in range(start, end):
             begin = (t - first) * half
-            coarse = anchor[at + begin : at + begin + half]
+            coarse = window(anchor, at + begin, half)
             if refine:
-                fine = residual[begin : begin + half]
+                fine = window(residual, begin, half)
                 for j in range(half):
                     a = np.uint32(coarse[j])
                     r = np.uint32(fine[j])
@@ -588,7 +614,7 @@ def encode_affine(src, strides, shape, kind, first, stop, eight, out, at):
         for t in range(start, end):
             _load_row(src, t * token_stride, head_stride, heads, size, padded, kind, bits)
             begin = at + (t - first) * bytes_per_row
-            into = out[begin : begin + bytes_per_row]
+            into = window(out, begin, bytes_per_row)
             target = into if eight else codes
             for c in range(width):
                 level = _clamp((row[c] - base[c]) * per_unit[c] + F_HALF, top)
@@ -636,7 +662,7 @@ def decode_affine(data, at, eight, shape, wide, first, stop, dst, strides, kind)
         start, end = _chunk_bounds(first, stop, k)
         for t in range(start, end):
             begin = at + (t - first) * bytes_per_row
-            part = data[begin : begin + bytes_per_row]
+            part = window(data, begin, bytes_per_row)
             if eight:
                 for c in range(width):
                     row[c] = base[c] + delta[c] * np.float32(part[c])

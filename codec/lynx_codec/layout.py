@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lynx_codec.base import CHUNK_TOKENS, PageShape
+from lynx_codec.base import CHUNK_TOKENS
 from lynx_codec.errors import CodecError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from lynx_codec.base import PageShape
 
 __all__ = [
     "BFLOAT16_RAW",
@@ -28,6 +31,7 @@ __all__ = [
     "PageHeader",
     "Sections",
     "chunk_spans",
+    "header_template",
     "read_header",
     "row_bytes",
     "write_header",
@@ -44,9 +48,23 @@ FLOAT16_RAW = 1
 HEADER_BYTES = 32
 LYNX_HEADER_BYTES = 64
 
-_HEADER = struct.Struct("<4sBBBBHHHHHHf8x")
-_CENTROIDS = struct.Struct("<16e")
-_RESERVED = slice(24, 32)
+_HEADER = struct.Struct("<4sBBBBHHHHHHf8s")
+_FIELDS = (
+    "magic",
+    "version",
+    "codec",
+    "raw",
+    "flags",
+    "tokens",
+    "heads",
+    "head_size",
+    "raw_head",
+    "raw_tail",
+    "chunk",
+    "alpha",
+    "reserved",
+)
+_RAW_AT, _FLAGS_AT, _DIMS_AT = 6, 7, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +130,9 @@ class Sections:
     row: int
     meta: int
 
-    @classmethod
-    def of(cls, shape: PageShape, header_bytes: int, bits: int, wide: bool) -> Sections:
+    @staticmethod
+    @lru_cache(maxsize=4096)
+    def of(shape: PageShape, header_bytes: int, bits: int, wide: bool) -> Sections:
         """Sections of a page whose stream 0 keeps `bits` bits a value. A page without coded tokens has no metadata."""
         coded = shape.coded_tokens
         if coded:
@@ -128,7 +147,7 @@ class Sections:
         low = header_bytes + 2 * (shape.raw_head + shape.raw_tail) * channels
         fields = low + 2 * page
         data = fields + 2 * chunks * channels * meta
-        return cls(
+        return Sections(
             raw=header_bytes,
             page_low=low,
             page_scale=low + page,
@@ -142,73 +161,54 @@ class Sections:
         )
 
 
-def write_header(
-    out: memoryview,
-    codec_id: int,
-    shape: PageShape,
-    *,
-    wide: bool,
-    raw_float16: bool,
-    alpha: float = 0.0,
-    centroids: bytes = b"",
-) -> None:
-    """Write the header to the start of `out`. `centroids` is the encoded table or empty."""
-    _HEADER.pack_into(
-        out,
-        0,
-        MAGIC,
-        VERSION,
-        codec_id,
-        FLOAT16_RAW if raw_float16 else BFLOAT16_RAW,
-        FLAG_WIDE if wide else 0,
-        shape.tokens,
-        shape.heads,
-        shape.head_size,
-        shape.raw_head,
-        shape.raw_tail,
-        CHUNK_TOKENS,
-        alpha,
-    )
-    if centroids:
-        out[HEADER_BYTES : HEADER_BYTES + len(centroids)] = centroids
+@lru_cache(maxsize=4096)
+def header_template(codec_id: int, shape: PageShape, alpha: float, centroids: bytes) -> bytes:
+    """The header of a page with no flags and bfloat16 raw tokens; `centroids` is the encoded table or empty."""
+    dims = (shape.tokens, shape.heads, shape.head_size, shape.raw_head, shape.raw_tail)
+    return _HEADER.pack(MAGIC, VERSION, codec_id, BFLOAT16_RAW, 0, *dims, CHUNK_TOKENS, alpha, bytes(8)) + centroids
 
 
-def read_header(
-    stream: memoryview, codec_id: int, shape: PageShape, *, may_be_wide: bool, alpha: float = 0.0, table: bool = False
-) -> PageHeader:
-    """Read and check the header of stream 0 against what the caller expects.
+def write_header(out: NDArray[np.uint8], template: bytes, *, wide: bool, raw_float16: bool) -> None:
+    """Write the header to the start of `out`."""
+    out[: len(template)] = np.frombuffer(template, dtype=np.uint8)
+    out[_RAW_AT] = FLOAT16_RAW if raw_float16 else BFLOAT16_RAW
+    out[_FLAGS_AT] = FLAG_WIDE if wide else 0
+
+
+def read_header(stream: NDArray[np.uint8], template: bytes, *, may_be_wide: bool) -> PageHeader:
+    """Read and check the header of stream 0 against the one that the caller expects.
 
     Raises:
         CodecError: naming the first field that does not fit.
     """
-    size = LYNX_HEADER_BYTES if table else HEADER_BYTES
+    size = len(template)
     if len(stream) < size:
         raise CodecError(f"page header: stream 0 has {len(stream)} bytes, the header alone takes {size}")
-    magic, version, codec, raw, flags, *rest = _HEADER.unpack_from(stream)
-    *dims, chunk, page_alpha = rest
-    checks = (
-        ("magic", magic, MAGIC),
-        ("version", version, VERSION),
-        ("codec", codec, codec_id),
-        ("tokens", dims[0], shape.tokens),
-        ("heads", dims[1], shape.heads),
-        ("head_size", dims[2], shape.head_size),
-        ("raw_head", dims[3], shape.raw_head),
-        ("raw_tail", dims[4], shape.raw_tail),
-        ("chunk", chunk, CHUNK_TOKENS),
-        ("alpha", page_alpha, alpha),
-        ("reserved", bytes(stream[_RESERVED]), bytes(8)),
-    )
-    for field, found, expected in checks:
-        if found != expected:
-            raise CodecError(f"page header: {field} is {found!r}, expected {expected!r}")
+    found = stream[:size].tobytes()
+    raw, flags = found[_RAW_AT], found[_FLAGS_AT]
+    if found[:_RAW_AT] != template[:_RAW_AT] or found[_DIMS_AT:HEADER_BYTES] != template[_DIMS_AT:HEADER_BYTES]:
+        _name_difference(found, template)
     if raw not in (BFLOAT16_RAW, FLOAT16_RAW):
         raise CodecError(f"page header: dtype of raw tokens is {raw}, expected 0 (bfloat16) or 1 (float16)")
     if flags & ~FLAG_WIDE or (flags and not may_be_wide):
         raise CodecError(f"page header: unknown flags 0x{flags:02x}")
-    centroids = np.empty(0, dtype=np.float32)
-    if table:
-        centroids = np.frombuffer(stream, dtype="<f2", count=16, offset=HEADER_BYTES).astype(np.float32)
-        if not bool(np.all(np.abs(centroids) <= 1.0)):
-            raise CodecError("page header: centroids outside -1..1")
-    return PageHeader(wide=bool(flags & FLAG_WIDE), raw_float16=raw == FLOAT16_RAW, centroids=centroids)
+    return PageHeader(bool(flags & FLAG_WIDE), raw == FLOAT16_RAW, _centroids(found[HEADER_BYTES:]))
+
+
+@lru_cache(maxsize=64)
+def _centroids(table: bytes) -> NDArray[np.float32]:
+    """The anchor table of a header, checked."""
+    centroids = np.frombuffer(table, dtype="<f2").astype(np.float32)
+    if not bool(np.all(np.abs(centroids) <= 1.0)):
+        raise CodecError("page header: centroids outside -1..1")
+    centroids.flags.writeable = False
+    return centroids
+
+
+def _name_difference(found: bytes, template: bytes) -> None:
+    """Raise for the first field in which two headers differ."""
+    have, want = _HEADER.unpack_from(found), _HEADER.unpack_from(template)
+    for name, a, b in zip(_FIELDS, have, want, strict=True):
+        if name not in ("raw", "flags") and a != b:
+            raise CodecError(f"page header: {name} is {a!r}, expected {b!r}")
+    raise CodecError("page header: alpha or reserved bytes are not as expected")
