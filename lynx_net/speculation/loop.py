@@ -12,13 +12,13 @@ import math
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from lynx_net.errors import LocalProtocolError, LynxError
 from lynx_net.speculation.events import Commit, Done, Draft, Retract
-from lynx_net.speculation.policy import Action, Limits, next_action
+from lynx_net.speculation.policy import Action, Limits, is_finished, next_action
 from lynx_net.speculation.sampling import draw, probabilities
 from lynx_net.speculation.verify import Verdict, verify_greedy, verify_sampled
 
@@ -90,6 +90,7 @@ async def decode(
     try:
         run = _Run(model, prompt_tail, limits, temperature, seed, executor or own)
         watch = asyncio.ensure_future(_wait_for(transfer.residual_ready))
+        watch.add_done_callback(_look_at)
         try:
             async with aclosing(_steps(run, transfer, watch)) as steps:
                 async for event in steps:
@@ -97,8 +98,7 @@ async def decode(
         finally:
             run.rewind()
             watch.cancel()
-            with suppress(asyncio.CancelledError, LynxError):
-                await watch
+            await asyncio.wait([watch])
     finally:
         if own is not None:
             own.shutdown()
@@ -127,25 +127,21 @@ async def _steps(run: _Run, transfer: ProgressiveTransfer, watch: asyncio.Future
     if transfer.offer.first_token is not None:
         yield run.commit_first(transfer.offer.first_token)
     started = False
-    while True:
-        ready = transfer.residual_ready.done()
-        action = next_action(run.limits, run.committed, run.drafts, residual_ready=ready, on_full=run.on_full)
-        if action is Action.FINISH:
-            yield run.finish()
-            return
+    while not is_finished(run.limits, run.committed):
         try:
-            if not run.on_full and watch.done():
-                watch.result()  # raises if the transfer has failed
             if not started:
                 await transfer.anchor_ready
                 started = True
-                continue
+            ready = run.on_full or transfer.residual_ready.done()
+            if not ready and watch.done():
+                watch.result()  # raises if the transfer has failed
+            action = next_action(run.limits, run.committed, run.drafts, residual_ready=ready, on_full=run.on_full)
             if action is Action.WAIT:
                 await asyncio.shield(watch)
                 continue
         except LynxError:
             if run.drafts:
-                yield run.retract(len(run.drafts))
+                yield run.retract(len(run.drafts), time.monotonic())
             raise
         match action:
             case Action.DRAFT:
@@ -155,6 +151,7 @@ async def _steps(run: _Run, transfer: ProgressiveTransfer, watch: asyncio.Future
                     yield event
             case Action.DECODE:
                 yield await run.decode()
+    yield run.finish()
 
 
 class _Run:
@@ -219,7 +216,7 @@ class _Run:
         now_s = self._verified_at_s = time.monotonic()
         events: list[Event] = []
         if verdict.accepted < len(self.drafts):
-            events.append(self.retract(len(self.drafts) - verdict.accepted))
+            events.append(self.retract(len(self.drafts) - verdict.accepted, now_s))
         tokens = [*self.drafts, *([] if verdict.next_token is None else [verdict.next_token])]
         self._base += len(self._unfed) + len(tokens) - 1
         self._unfed = tokens[-1:]
@@ -238,10 +235,10 @@ class _Run:
         self._unfed = [token]
         return self._commit([token], 0, time.monotonic())
 
-    def retract(self, count: int) -> Retract:
+    def retract(self, count: int, now_s: float) -> Retract:
         """Void the newest drafts."""
         del self.drafts[-count:]
-        return Retract(count, time.monotonic())
+        return Retract(count, now_s)
 
     def finish(self) -> Done:
         """Sum up."""
@@ -279,9 +276,14 @@ class _Run:
             while not future.done():
                 with suppress(asyncio.CancelledError):  # the first one is raised again below
                     await asyncio.wait([future])
-            if not future.cancelled():
-                future.exception()  # looked at, so that it is not reported as lost
+            _look_at(future)
             raise
+
+
+def _look_at(future: asyncio.Future[Any]) -> None:
+    """Mark the error of a future as seen, so that asyncio does not report it as lost."""
+    if not future.cancelled():
+        future.exception()
 
 
 async def _wait_for(readiness: Readiness) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lynx_net.speculation.loop import checked_limits
+from lynx_net.speculation.policy import is_finished
 from lynx_net.speculation.sampling import draw, probabilities
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def decode_plain(
     rng = np.random.default_rng(seed)
     tokens: list[int] = []
     feed = list(prompt_tail)
-    while len(tokens) < limits.max_new_tokens and not (tokens and tokens[-1] in limits.stop_tokens):
+    while not is_finished(limits, tokens):
         row = model.forward(feed)[-1]
         tokens.append(draw(probabilities(row, temperature), rng) if temperature > 0 else int(row.argmax()))
         feed = tokens[-1:]

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Action", "Limits", "next_action"]
+__all__ = ["Action", "Limits", "is_finished", "next_action"]
 
 
 class Action(Enum):
@@ -46,6 +46,11 @@ class Limits:
     """Tokens that end the text."""
 
 
+def is_finished(limits: Limits, committed: Sequence[int]) -> bool:
+    """Rule 1: nothing may follow the final tokens."""
+    return len(committed) >= limits.max_new_tokens or (bool(committed) and committed[-1] in limits.stop_tokens)
+
+
 def next_action(
     limits: Limits, committed: Sequence[int], drafts: Sequence[int], *, residual_ready: bool, on_full: bool
 ) -> Action:
@@ -58,7 +63,7 @@ def next_action(
         residual_ready: the cache of the prompt is Q_full now.
         on_full: everything in the cache was computed on Q_full.
     """
-    if len(committed) >= limits.max_new_tokens or (committed and committed[-1] in limits.stop_tokens):
+    if is_finished(limits, committed):
         return Action.FINISH
     if on_full:
         return Action.DECODE

@@ -37,7 +37,7 @@ class Readiness(Protocol):
     """Something that becomes ready once, or fails with a `LynxError`. Awaitable any number of times."""
 
     def done(self) -> bool:
-        """True once ready; False while open and after a failure."""
+        """True once ready, False while it is open; raises the typed error if it has failed."""
         ...
 
     def __await__(self) -> Generator[Any, None, Any]:
