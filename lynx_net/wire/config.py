@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lynx_net.errors import LocalProtocolError
-from lynx_net.wire.frames import MAX_SEGMENT_BYTES
+from lynx_net.wire.frames import MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES
 
 __all__ = ["LinkConfig"]
 
-MIN_SEGMENT_BYTES = 4096
 PACED_SEGMENT_SECONDS = 0.01
 """On a paced link a segment should take no longer than this, or priorities would act late."""
 

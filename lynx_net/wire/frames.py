@@ -21,6 +21,8 @@ Rules of the parser:
    is a RemoteProtocolError, and the connection cannot be read on.
 2. Nothing is allocated for a segment here: the caller is asked where its payload goes, or that it be dropped.
 3. A control payload is at most `MAX_CONTROL_BYTES`; it is checked against its checksum before it is decoded.
+4. What a reader allocates never exceeds its bound: one header, one control payload twice, one buffer of 64 KiB into
+   which dropped payloads are read.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ __all__ = [
     "HEADER_BYTES",
     "MAX_CONTROL_BYTES",
     "MAX_SEGMENT_BYTES",
+    "MIN_SEGMENT_BYTES",
     "SEGMENT",
     "ControlFrame",
     "FrameReader",
@@ -52,6 +55,8 @@ HEADER_BYTES = 48
 MAX_CONTROL_BYTES = 1 << 18
 """A request may carry the token ids of a long prompt in its metadata; nothing else comes near."""
 MAX_SEGMENT_BYTES = 1 << 24
+MIN_SEGMENT_BYTES = 4096
+"""Of the segment size two peers use, not of a single segment: below it the headers would cost more than 1 %."""
 
 CONTROL = 1
 SEGMENT = 2
@@ -140,9 +145,13 @@ class FrameReader:
 
     Fill the views of `buffers()` in order, report how many bytes came with `received()`, and act
     on the frames it returns. After a `SegmentStart`, call `deliver_to()` first.
+
+    Args:
+        max_control_bytes: a smaller limit than `MAX_CONTROL_BYTES`, for peers that are not known yet.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_control_bytes: int = MAX_CONTROL_BYTES) -> None:
+        self._max_control_bytes = min(max_control_bytes, MAX_CONTROL_BYTES)
         self._header = memoryview(bytearray(HEADER_BYTES))
         self._header_filled = 0
         self._payload: memoryview | None = None
@@ -151,6 +160,7 @@ class FrameReader:
         self._segment: SegmentHeader | None = None
         self._control_sum = 0
         self._undecided = False
+        self._error: RemoteProtocolError | None = None
         self._scratch: memoryview | None = None
 
     @property
@@ -165,8 +175,7 @@ class FrameReader:
 
     def buffers(self) -> list[memoryview]:
         """Views to be filled next, in order: the rest of a payload and, behind it, the next header."""
-        if self._undecided:
-            raise LocalProtocolError("the destination of a segment has not been given")
+        self._check_usable()
         views: list[memoryview] = []
         missing = self._payload_length - self._payload_filled
         if missing:
@@ -184,14 +193,20 @@ class FrameReader:
     def deliver_to(self, view: memoryview | None) -> list[SegmentFrame]:
         """Say where the payload of the segment that just started goes; `None` drops it.
 
-        `view` is writable bytes of exactly the segment's length and belongs to the reader until the
-        `SegmentFrame` comes. A segment without payload is complete at once and returned here.
+        `view` is writable, contiguous bytes of exactly the segment's length and belongs to the reader until
+        the `SegmentFrame` comes. A segment without payload is complete at once and returned here.
+
+        Raises:
+            LocalProtocolError: no segment waits, or the view does not fit; the reader is as it was.
         """
         segment = self._segment
         if segment is None or not self._undecided:
             raise LocalProtocolError("no segment waits for a destination")
-        if view is not None and view.nbytes != segment.length:
-            raise LocalProtocolError(f"a buffer of {view.nbytes} bytes for a segment of {segment.length}")
+        if view is not None:
+            if view.nbytes != segment.length:
+                raise LocalProtocolError(f"a buffer of {view.nbytes} bytes for a segment of {segment.length}")
+            if view.readonly or view.ndim != 1 or view.itemsize != 1 or not view.c_contiguous:
+                raise LocalProtocolError("a segment needs a writable one-dimensional buffer of bytes")
         self._undecided = False
         self._payload = view
         self._payload_length = segment.length
@@ -202,9 +217,34 @@ class FrameReader:
         """Account for `count` bytes written into `buffers()`; returns what they completed, in order.
 
         Raises:
-            RemoteProtocolError: rule 1 or 3 is broken. The reader must not be used again.
+            RemoteProtocolError: rule 1 or 3 is broken. What was complete before is returned first; then this and
+                every later call raises.
         """
+        self._check_usable()
+        if not 0 <= count <= self._room():
+            raise LocalProtocolError(f"{count} bytes reported, there was room for {self._room()}")
         frames: list[ControlFrame | SegmentFrame | SegmentStart] = []
+        try:
+            self._parse(count, frames)
+        except RemoteProtocolError as error:
+            self._error = error
+            if not frames:
+                raise
+        return frames
+
+    def _check_usable(self) -> None:
+        if self._undecided:
+            raise LocalProtocolError("the destination of a segment has not been given")
+        if self._error is not None:
+            raise self._error
+
+    def _room(self) -> int:
+        missing = self._payload_length - self._payload_filled
+        if self._payload is None and missing > _DISCARD_BYTES:
+            return _DISCARD_BYTES
+        return missing + HEADER_BYTES - self._header_filled
+
+    def _parse(self, count: int, frames: list[ControlFrame | SegmentFrame | SegmentStart]) -> None:
         missing = self._payload_length - self._payload_filled
         if missing:
             taken = min(count, missing)
@@ -213,14 +253,11 @@ class FrameReader:
             if self._payload_filled == self._payload_length:
                 frames.append(self._finish_payload())
         self._header_filled += count
-        if self._header_filled > HEADER_BYTES:
-            raise LocalProtocolError("more bytes reported than there was room for")
         if self._header_filled == HEADER_BYTES:
             self._header_filled = 0
             start = self._parse_header()
             if start is not None:
                 frames.append(start)
-        return frames
 
     def _finish_payload(self) -> ControlFrame | SegmentFrame:
         if self._segment is not None:
@@ -248,8 +285,12 @@ class FrameReader:
         if zero or zero_too:
             raise RemoteProtocolError("a reserved header field is not zero")
         if kind == CONTROL:
-            if not 0 < length <= MAX_CONTROL_BYTES:
-                raise RemoteProtocolError(f"control frame of {length} bytes, allowed are 1 to {MAX_CONTROL_BYTES}")
+            if not 0 < length <= self._max_control_bytes:
+                raise RemoteProtocolError(
+                    f"control frame of {length} bytes, allowed are 1 to {self._max_control_bytes}"
+                )
+            if stream or transfer or page or offset or stream_bytes:
+                raise RemoteProtocolError("a control frame with fields of a segment")
             self._control_sum = payload_sum
             self._payload = memoryview(bytearray(length))
             self._payload_length = length

@@ -1,0 +1,341 @@
+"""The frame parser. Its one invariant: any bytes are a RemoteProtocolError or a correct parse, in bounded memory."""
+
+from __future__ import annotations
+
+import random
+import tracemalloc
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lynx_net.errors import LocalProtocolError, RemoteProtocolError
+from lynx_net.wire.frames import (
+    HEADER_BYTES,
+    MAX_CONTROL_BYTES,
+    MAX_SEGMENT_BYTES,
+    ControlFrame,
+    FrameReader,
+    SegmentFrame,
+    SegmentHeader,
+    SegmentStart,
+    checksum,
+    pack_control,
+    pack_segment_header,
+)
+
+Sent = tuple[bytes, SegmentHeader | None, bytes]
+"""A frame as it was sent: its bytes, its segment header (None for control), its payload."""
+
+
+def control(payload: bytes) -> Sent:
+    return pack_control(payload), None, payload
+
+
+def segment(
+    payload: bytes, *, transfer: int = 1, page: int = 0, stream: int = 0, offset: int = 0, more: int = 0
+) -> Sent:
+    total = offset + len(payload) + more if payload else 0
+    header = SegmentHeader(transfer, page, stream, offset if payload else 0, len(payload), total, checksum(payload))
+    return pack_segment_header(header) + payload, header, payload
+
+
+u32 = st.integers(0, 2**32 - 1)
+controls = st.builds(control, st.binary(min_size=1, max_size=300))
+segments = st.builds(
+    segment,
+    st.binary(max_size=300),
+    transfer=st.integers(0, 2**64 - 1),
+    page=u32,
+    stream=st.integers(0, 255),
+    offset=st.integers(0, 2**31),
+    more=st.integers(0, 2**30),
+)
+frames = st.lists(controls | segments, max_size=8)
+
+
+class Feeder:
+    """Plays the driver: feeds bytes in given portions and keeps what came out."""
+
+    def __init__(self, reader: FrameReader | None = None) -> None:
+        self.reader = reader or FrameReader()
+        self.got: list[tuple[SegmentHeader | None, bytes | None]] = []
+        self.dropped: set[int] = set()
+        """Ordinals of the segments to drop."""
+        self._segments = 0
+
+    def feed(self, data: bytes, portion: int) -> None:
+        rest = memoryview(data)[:portion]
+        while len(rest):
+            count = 0
+            for view in self.reader.buffers():
+                taken = min(len(rest) - count, view.nbytes)
+                view[:taken] = rest[count : count + taken]
+                count += taken
+            assert count, "the reader offers no room"
+            rest = rest[count:]
+            for frame in self.reader.received(count):
+                match frame:
+                    case ControlFrame(payload):
+                        self.got.append((None, payload))
+                    case SegmentStart(header):
+                        drop = self._segments in self.dropped
+                        self._segments += 1
+                        view = None if drop else memoryview(bytearray(header.length))
+                        for done in self.reader.deliver_to(view):
+                            self.keep(done)
+                    case SegmentFrame():
+                        self.keep(frame)
+
+    def keep(self, frame: SegmentFrame) -> None:
+        self.got.append((frame.header, None if frame.payload is None else bytes(frame.payload)))
+
+    def feed_all(self, data: bytes, cuts: random.Random | int) -> None:
+        at = 0
+        while at < len(data):
+            portion = cuts if isinstance(cuts, int) else cuts.choice((1, 7, 47, 48, 49, 100, 1000))
+            self.feed(data[at:], portion)
+            at += portion
+
+
+def expected(sent: list[Sent], dropped: set[int]) -> list[tuple[SegmentHeader | None, bytes | None]]:
+    result: list[tuple[SegmentHeader | None, bytes | None]] = []
+    ordinal = 0
+    for _, header, payload in sent:
+        drop = False
+        if header is not None:
+            drop = ordinal in dropped
+            ordinal += 1
+        result.append((header, None if drop else payload))
+    return result
+
+
+@given(sent=frames, dropped=st.sets(st.integers(0, 8)), seed=st.integers(0, 2**32))
+def test_every_way_of_feeding_gives_the_frames_that_were_sent(sent: list[Sent], dropped: set[int], seed: int) -> None:
+    data = b"".join(part[0] for part in sent)
+    for cuts in (len(data) or 1, 1, random.Random(seed)):
+        feeder = Feeder()
+        feeder.dropped = dropped
+        feeder.feed_all(data, cuts)
+        assert feeder.got == expected(sent, dropped)
+        assert feeder.reader.idle
+
+
+@given(sent=frames, cut=st.integers(0, 10_000))
+def test_a_truncated_stream_is_a_prefix_and_never_idle_inside_a_frame(sent: list[Sent], cut: int) -> None:
+    data = b"".join(part[0] for part in sent)
+    cut = min(cut, len(data))
+    feeder = Feeder()
+    feeder.feed_all(data[:cut], 64)
+    borders = [0]
+    for part in sent:
+        borders.append(borders[-1] + len(part[0]))
+    whole = sum(border <= cut for border in borders) - 1
+    assert feeder.got == expected(sent[:whole], set())
+    assert feeder.reader.idle == (cut in borders)
+
+
+@given(sent=frames.filter(bool), data=st.data())
+def test_any_flipped_header_bit_is_noticed(sent: list[Sent], data: st.DataObject) -> None:
+    stream = b"".join(part[0] for part in sent)
+    which = data.draw(st.integers(0, len(sent) - 1))
+    start = sum(len(part[0]) for part in sent[:which])
+    at = start + data.draw(st.integers(0, HEADER_BYTES - 1))
+    broken = bytearray(stream)
+    broken[at] ^= 1 << data.draw(st.integers(0, 7))
+    feeder = Feeder()
+    with pytest.raises(RemoteProtocolError):
+        feeder.feed_all(bytes(broken), data.draw(st.sampled_from([1, 50, len(stream)])))
+    assert feeder.got == expected(sent[:which], set())
+    for use in (feeder.reader.buffers, lambda: feeder.reader.received(0)):
+        with pytest.raises(RemoteProtocolError):
+            use()
+
+
+def sealed(**fields: int) -> bytes:
+    """A header with any fields whose own checksum is right."""
+    import struct
+
+    names = (
+        "kind",
+        "stream",
+        "zero",
+        "length",
+        "transfer",
+        "page",
+        "offset",
+        "stream_bytes",
+        "zero_too",
+        "payload_sum",
+    )
+    head = struct.pack("<BBHIQIIIIQ", *(fields.get(name, 0) for name in names))
+    return head + struct.pack("<Q", checksum(head))
+
+
+@given(
+    kind=st.integers(0, 3),
+    stream=st.integers(0, 255),
+    zero=st.sampled_from([0, 0, 0, 1]),
+    length=st.sampled_from([0, 1, 100, 4096, MAX_CONTROL_BYTES, MAX_CONTROL_BYTES + 1, MAX_SEGMENT_BYTES + 1]) | u32,
+    transfer=st.sampled_from([0, 1, 2**64 - 1]),
+    page=u32,
+    offset=st.sampled_from([0, 4096]) | u32,
+    stream_bytes=st.sampled_from([0, 4096, 100]) | u32,
+    zero_too=st.sampled_from([0, 0, 0, 2**31]),
+    payload_sum=st.just(0),
+)
+def test_a_sealed_header_is_believed_exactly_within_the_limits(**fields: int) -> None:
+    good_control = (
+        fields["kind"] == 1
+        and 0 < fields["length"] <= MAX_CONTROL_BYTES
+        and not any(fields[name] for name in ("stream", "transfer", "page", "offset", "stream_bytes"))
+    )
+    good_segment = (
+        fields["kind"] == 2
+        and fields["length"] <= MAX_SEGMENT_BYTES
+        and fields["offset"] + fields["length"] <= fields["stream_bytes"]
+        and (fields["length"] > 0 or fields["stream_bytes"] == 0)
+    )
+    feeder = FrameReader()
+    feeder.buffers()[0][:] = sealed(**fields)
+    if (good_control or good_segment) and not fields["zero"] and not fields["zero_too"]:
+        started = feeder.received(HEADER_BYTES)
+        assert [type(frame) for frame in started] == ([] if good_control else [SegmentStart])
+    else:
+        with pytest.raises(RemoteProtocolError):
+            feeder.received(HEADER_BYTES)
+
+
+@given(st.binary(min_size=1, max_size=400), st.sampled_from([1, 13, 400]))
+def test_noise_is_a_remote_protocol_error(noise: bytes, portion: int) -> None:
+    feeder = Feeder()
+    if len(noise) < HEADER_BYTES:
+        feeder.feed_all(noise, portion)
+        assert not feeder.reader.idle
+    else:
+        with pytest.raises(RemoteProtocolError):
+            feeder.feed_all(noise, portion)
+    assert feeder.got == []
+
+
+def test_a_control_payload_that_does_not_match_its_checksum() -> None:
+    data = bytearray(pack_control(b"payload"))
+    data[-1] ^= 1
+    with pytest.raises(RemoteProtocolError, match="wrong checksum"):
+        Feeder().feed_all(bytes(data), len(data))
+
+
+def test_control_frames_have_a_size_limit_on_both_sides() -> None:
+    with pytest.raises(LocalProtocolError):
+        pack_control(b"")
+    with pytest.raises(LocalProtocolError):
+        pack_control(bytes(MAX_CONTROL_BYTES + 1))
+    feeder = Feeder()
+    feeder.feed_all(pack_control(bytes(MAX_CONTROL_BYTES)), 1 << 20)
+    assert feeder.got == [(None, bytes(MAX_CONTROL_BYTES))]
+
+
+def test_a_reader_for_strangers_takes_small_control_frames_only() -> None:
+    feeder = Feeder(FrameReader(max_control_bytes=100))
+    feeder.feed_all(pack_control(bytes(100)), 64)
+    with pytest.raises(RemoteProtocolError, match="allowed are 1 to 100"):
+        feeder.feed_all(pack_control(bytes(101)), 64)
+
+
+def test_memory_stays_within_its_bound_whatever_the_headers_promise() -> None:
+    """Rule 4: 16 MiB segments are announced and dropped; nothing of their size is ever allocated."""
+    header = pack_segment_header(SegmentHeader(1, 0, 0, 0, MAX_SEGMENT_BYTES, 2**32 - 1, 0))
+    portion = memoryview(bytes(1 << 16))
+    tracemalloc.start()
+    try:
+        reader = FrameReader()
+        for _ in range(2):
+            reader.buffers()[0][:] = header
+            assert len(reader.received(HEADER_BYTES)) == 1
+            reader.deliver_to(None)
+            left = MAX_SEGMENT_BYTES
+            while left:
+                view = reader.buffers()[0]
+                view[:] = portion[: view.nbytes]
+                reader.received(view.nbytes)
+                left -= view.nbytes
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert reader.idle
+    assert peak < (1 << 16) + 20_000
+
+
+def test_zero_length_segments_are_complete_at_once() -> None:
+    sent = [segment(b"", page=3), segment(b"x"), segment(b"", page=4)]
+    feeder = Feeder()
+    feeder.dropped = {2}
+    feeder.feed_all(b"".join(part[0] for part in sent), 1000)
+    assert feeder.got == expected(sent, {2})
+
+
+def started(length: int) -> FrameReader:
+    reader = FrameReader()
+    reader.buffers()[0][:] = segment(bytes(length))[0][:HEADER_BYTES]
+    (start,) = reader.received(HEADER_BYTES)
+    assert isinstance(start, SegmentStart)
+    return reader
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        memoryview(bytearray(99)),
+        memoryview(bytearray(101)),
+        memoryview(bytes(100)),
+        memoryview(bytearray(200))[::2],
+        memoryview(bytearray(100)).cast("I"),
+        memoryview(bytearray(100)).cast("B", (10, 10)),
+    ],
+    ids=["short", "long", "read-only", "strided", "words", "two dimensions"],
+)
+def test_a_destination_that_does_not_fit_is_refused_and_may_be_corrected(view: memoryview) -> None:
+    reader = started(100)
+    with pytest.raises(LocalProtocolError):
+        reader.deliver_to(view)
+    buffer = bytearray(100)
+    assert reader.deliver_to(memoryview(buffer)) == []
+    reader.buffers()[0][:] = bytes(range(100))
+    (frame,) = reader.received(100)
+    assert isinstance(frame, SegmentFrame)
+    assert frame.payload is not None
+    assert frame.payload.obj is buffer
+    assert bytes(buffer) == bytes(range(100))
+
+
+def test_calls_out_of_order_are_local_errors() -> None:
+    reader = FrameReader()
+    with pytest.raises(LocalProtocolError, match="no segment waits"):
+        reader.deliver_to(None)
+    for count in (-1, HEADER_BYTES + 1):
+        with pytest.raises(LocalProtocolError, match="there was room for 48"):
+            reader.received(count)
+    reader = started(100)
+    with pytest.raises(LocalProtocolError, match="destination"):
+        reader.buffers()
+    with pytest.raises(LocalProtocolError, match="destination"):
+        reader.received(1)
+    reader.deliver_to(None)
+    with pytest.raises(LocalProtocolError, match="no segment waits"):
+        reader.deliver_to(None)
+    assert reader.segment is not None
+    with pytest.raises(LocalProtocolError, match="room for 148"):
+        reader.received(149)
+    reader.received(148 - HEADER_BYTES)
+    assert reader.segment is None
+    assert reader.idle
+
+
+def test_a_large_drop_offers_the_scratch_buffer_only() -> None:
+    reader = started(1 << 17)
+    reader.deliver_to(None)
+    assert [view.nbytes for view in reader.buffers()] == [1 << 16]
+    with pytest.raises(LocalProtocolError):
+        reader.received((1 << 16) + 1)
+    reader.received(1 << 16)
+    assert [view.nbytes for view in reader.buffers()] == [1 << 16, HEADER_BYTES]
