@@ -1,0 +1,117 @@
+"""The compiled engine and the numpy reference write the same bytes and read the same floats, on any input."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from codec_inputs import DTYPES, HEAD_SIZES, LAYOUTS, NAMES, as_dtype, decode, encode, normal, pages, with_layout
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lynx_codec import CodecError, PageShape, get_codec
+
+SETTINGS = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _warm() -> None:
+    get_codec("lynx").warm_up()
+
+
+def check_agreement(name: str, page: np.ndarray, shape: PageShape, out_dtype: type, **params: float) -> None:
+    reference = get_codec(name, implementation="reference", **params)
+    compiled = get_codec(name, **params)
+    streams = encode(reference, page, shape)
+    assert encode(compiled, page, shape) == streams
+    for count in range(1, len(streams) + 1):
+        expected = decode(reference, streams[:count], shape, out_dtype)
+        found = decode(compiled, streams[:count], shape, out_dtype)
+        assert found.tobytes() == expected.tobytes()
+
+
+@SETTINGS
+@given(
+    pages(),
+    st.sampled_from(NAMES),
+    st.sampled_from(DTYPES),
+    st.sampled_from(DTYPES),
+    st.sampled_from(LAYOUTS),
+    st.sampled_from((0.5, 1.0, 2.0, 15.0)),
+)
+def test_same_bytes_and_floats(sample, name, dtype, out_dtype, layout, alpha):
+    page, shape = sample
+    params = {"alpha": alpha} if name == "lynx" else {}
+    check_agreement(name, with_layout(as_dtype(page, dtype), layout), shape, out_dtype, **params)
+
+
+@SETTINGS
+@given(st.data(), st.sampled_from(NAMES))
+def test_same_on_any_bit_pattern(data, name):
+    """float32 pages made of arbitrary bits: both refuse the page at the same place, or agree."""
+    bits = data.draw(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=48))
+    page = np.array(bits, dtype=np.uint32).view(np.float32).reshape(-1, 1, 1)
+    shape = PageShape(len(bits), 1, 1)
+    outcomes = []
+    for implementation in ("reference", "compiled"):
+        try:
+            outcomes.append(encode(get_codec(name, implementation=implementation), page, shape))
+        except CodecError as error:
+            outcomes.append(str(error))
+    assert outcomes[0] == outcomes[1]
+
+
+@pytest.mark.parametrize("size", HEAD_SIZES)
+@pytest.mark.parametrize("name", NAMES)
+def test_head_sizes_of_real_models(name, size):
+    check_agreement(name, normal(70, 2, size), PageShape(70, 2, size, 4, 5), np.float32)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_expanded_heads(name):
+    """A key head shared by several query heads: stride 0."""
+    page = np.broadcast_to(normal(40, 1, 6), (40, 4, 6))
+    check_agreement(name, page, PageShape(40, 4, 6), np.float32)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", NAMES)
+def test_strided_output(name, dtype, layout):
+    """Decoding into a view of a larger array writes the page and nothing else."""
+    shape = PageShape(37, 2, 5, 3, 4)
+    codec = get_codec(name)
+    streams = encode(codec, normal(*shape.array_shape), shape)
+    expected = decode(codec, streams, shape, dtype)
+    out = with_layout(np.zeros(shape.array_shape, dtype=dtype), layout)
+    owner = out.base if out.base is not None else out
+    codec.decode([memoryview(s) for s in streams], shape, out)
+    assert out.tobytes() == expected.tobytes()
+    if layout == "window":
+        out[...] = 7
+        assert (owner == 7).all()
+
+
+def test_threads_share_a_codec():
+    shape = PageShape(256, 2, 32)
+    codec = get_codec("lynx")
+    inputs = [normal(*shape.array_shape, seed=i) for i in range(24)]
+    expected = [encode(codec, page, shape) for page in inputs]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda page: encode(codec, page, shape), inputs)) == expected
+
+
+def test_unaligned_buffers():
+    shape = PageShape(40, 3, 7, 1, 2)
+    page = normal(*shape.array_shape)
+    for name in NAMES:
+        codec = get_codec(name)
+        expected = encode(codec, page, shape)
+        store = [bytearray(size + 1) for size in codec.stream_bytes(shape, wide=True)]
+        sizes = codec.encode(page, shape, [memoryview(s)[1:] for s in store])
+        views = [memoryview(s)[1 : 1 + size] for s, size in zip(store, sizes, strict=True)]
+        assert [bytes(v) for v in views] == expected
+        out = np.empty(shape.array_shape, np.float32)
+        codec.decode(views, shape, out)
+        assert out.tobytes() == decode(codec, expected, shape).tobytes()
