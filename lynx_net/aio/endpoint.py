@@ -48,7 +48,8 @@ class Endpoint(Generic[LinkT]):
         make_link: makes a link of a protocol core, its lanes and a clock.
         config: settings of this side.
         rate: pacing of each link, e.g. "10Gbit"; None is unpaced.
-        clock: seconds on a steady clock; tests give a virtual one.
+
+    Links go by `time.monotonic`, or by the clock of the event loop if it has a virtual one (lynx_net.testing).
     """
 
     def __init__(
@@ -57,12 +58,11 @@ class Endpoint(Generic[LinkT]):
         *,
         config: LinkConfig,
         rate: str | float | None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
         self._rate_bps = parse_rate(rate)
         self._make_link = make_link
-        self._clock = clock
+        self._clock: Callable[[], float] = getattr(asyncio.get_running_loop(), "virtual_clock", time.monotonic)
         self.incarnation = secrets.token_bytes(8)
         self._book = CreditBook(config.memory_bytes)
         self.links: dict[bytes, LinkT] = {}

@@ -44,8 +44,8 @@ logger = logging.getLogger("lynx_net")
 CLOSE_S = 0.5
 """How long a closing link waits for its farewell to leave."""
 
-LATE_TIMER_SHARE = 0.25
-"""A timer this part of the deadline late means that we were stopped, not the peer."""
+SECOND_LOOK_S = 0.02
+"""Before a peer is given up, what waits in the sockets is read: it may be this process that was stopped."""
 
 
 class MakeIncoming(Protocol):
@@ -322,17 +322,14 @@ class Link:
     async def _timer_loop(self) -> None:
         deadline_s = self.core.config.deadline_s
         while True:
-            due = self.core.next_timer()
-            await asyncio.sleep(max(due - self.clock(), 0))
-            now = self.clock()
-            if self.core.silent_for(now) >= deadline_s:
-                if now - due < deadline_s * LATE_TIMER_SHARE:
+            await asyncio.sleep(max(self.core.next_timer() - self.clock(), 0))
+            if self.core.silent_for(self.clock()) >= deadline_s:
+                await asyncio.sleep(SECOND_LOOK_S)
+                if self.core.silent_for(self.clock()) >= deadline_s:
                     raise PeerTimeoutError(
                         f"{self.peer} has been silent for {deadline_s:g} s; it hangs or is unreachable"
                     )
-                logger.warning("this process was stopped for %.1f s; giving %s another chance", now - due, self.peer)
-                self.core.heard(now)
-            self._dispatch(self.core.timer(now))
+            self._dispatch(self.core.timer(self.clock()))
 
     # ---- events
 

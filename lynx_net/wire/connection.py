@@ -396,7 +396,7 @@ class LinkCore:
         return min(self._sent_at_s + self._ping_every_s, self.heard_at_s + self.config.deadline_s, *self._stall_times())
 
     def timer(self, now: float) -> list[Event]:
-        """Rules 2 and 3; rule 1 is the driver's, who alone can tell a silent peer from a late timer."""
+        """Rules 2 and 3; rule 1 is the driver's, who first reads what waits in its sockets."""
         events: list[Event] = []
         if now >= self._sent_at_s + self._ping_every_s:
             if not self.scheduler.has_control():

@@ -1,0 +1,80 @@
+"""Caches to send, and what must come out at the other end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import lynx_codec
+from lynx_net import CacheLayout, HostCache, KVLink, Sending
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+@dataclass
+class Cache:
+    """A random cache with its layout."""
+
+    layout: CacheLayout
+    arrays: dict[tuple[int, str], NDArray[Any]]
+
+    async def write_to(self, sending: Sending) -> None:
+        for layer in range(self.layout.layers):
+            await sending.write(layer, self.arrays.get((layer, "key")), self.arrays.get((layer, "value")))
+
+    async def send_on(self, link: KVLink, request_id: str = "r", **options: Any) -> Sending:
+        async with link.send(request_id, self.layout, **options) as sending:
+            await self.write_to(sending)
+        return sending
+
+    def decoded(self, codec_name: str, streams: int | None = None) -> HostCache:
+        """What a receiver must hold, computed without any network, by the reference codec."""
+        codec = lynx_codec.get_codec(codec_name, implementation="reference")
+        target = HostCache(self.layout)
+        for page in self.layout.pages():
+            buffers = [memoryview(bytearray(size)) for size in codec.stream_bytes(page.shape, wide=True)]
+            array = self.arrays[page.layer, page.kind][page.start : page.stop]
+            lengths = codec.encode(array, page.shape, buffers)
+            encoded = [buffer[:length] for buffer, length in zip(buffers, lengths, strict=True)]
+            out = target.view(page.layer, page.kind)[page.start : page.stop]
+            codec.decode(encoded[:streams], page.shape, out)
+        return target
+
+
+def make_cache(seed: int = 0, **fields: Any) -> Cache:
+    layout = CacheLayout(**({"layers": 2, "tokens": 300, "heads": 2, "key_size": 16, "value_size": 16} | fields))
+    rng = np.random.default_rng(seed)
+    arrays: dict[tuple[int, str], NDArray[Any]] = {}
+    for layer in range(layout.layers):
+        for kind in layout.kinds:
+            array = rng.standard_normal(layout.array_shape(kind), dtype=np.float32) * (layer + 1)
+            if layout.dtype == "float16":
+                array = array.astype(np.float16)
+            elif layout.dtype == "bfloat16":
+                array = (array.view(np.uint32) >> 16).astype(np.uint16)
+            arrays[layer, kind] = array
+    return Cache(layout, arrays)
+
+
+def same(left: HostCache, right: HostCache) -> bool:
+    """Bit for bit the same cache."""
+    layout = left.layout
+    return layout == right.layout and all(
+        left.view(layer, kind).tobytes() == right.view(layer, kind).tobytes()
+        for layer in range(layout.layers)
+        for kind in layout.kinds
+    )
+
+
+@pytest.fixture(name="make_cache")
+def _make_cache() -> Any:
+    return make_cache
+
+
+@pytest.fixture(name="same")
+def _same() -> Any:
+    return same
