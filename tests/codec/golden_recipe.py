@@ -1,0 +1,71 @@
+"""Inputs of the golden vectors, by integer arithmetic only, and what the vectors record.
+
+`python tests/codec/golden_recipe.py` prints the vectors as the reference makes them now. The stored ones change only
+together with the version number of the page header.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import numpy as np
+from codec_inputs import as_dtype, decode, encode
+
+from lynx_codec import PageShape, get_codec
+
+DTYPE_NAMES = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
+
+SMALL = (40, 2, 3, 2, 3)
+CASES: tuple[dict[str, Any], ...] = (
+    *(
+        {"codec": name, "params": {}, "shape": SMALL, "dtype": "float32", "spike": 0}
+        for name in ("bf16", "int4", "int8")
+    ),
+    {"codec": "lynx", "params": {"alpha": 1.0}, "shape": SMALL, "dtype": "float32", "spike": 0},
+    {"codec": "lynx", "params": {"alpha": 2.0}, "shape": SMALL, "dtype": "bfloat16", "spike": 0},
+    *(
+        {"codec": name, "params": {}, "shape": (48, 1, 4, 0, 0), "dtype": "float32", "spike": 100000}
+        for name in ("int4", "int8", "lynx")
+    ),
+    *(
+        {"codec": name, "params": {}, "shape": (256, 3, 64, 4, 64), "dtype": dtype, "spike": 0}
+        for name in ("bf16", "int4", "int8", "lynx")
+        for dtype in DTYPE_NAMES
+    ),
+    *({"codec": n, "params": {}, "shape": (0, 1, 2, 0, 0), "dtype": "float32", "spike": 0} for n in ("bf16", "lynx")),
+)
+
+
+def golden_page(shape: PageShape, spike: int) -> np.ndarray:
+    """float32 values k / 8192 with a hash of the position for k, scaled by a power of two and shifted per channel."""
+    t, h, c = np.indices(shape.array_shape, dtype=np.uint64)
+    mixed = (t * 1103 + h * 12345 + c * 2789 + 77) * 2654435761 % 2**32
+    mixed = (mixed ^ (mixed >> np.uint64(15))) * 2246822519 % 2**32
+    whole = (mixed >> np.uint64(16)).astype(np.int64) - 32768
+    page = whole.astype(np.float32) * np.float32(2.0**-13)
+    page = page * np.exp2(c % 5).astype(np.float32) + (c % 7).astype(np.float32) * np.float32(4.0)
+    if spike:
+        page[shape.tokens // 2, 0, 1] = spike
+    return page.astype(np.float32)
+
+
+def record(case: dict[str, Any], implementation: str) -> dict[str, Any]:
+    """The case together with its streams (hex, or a hash where they are long) and hashes of what they decode to."""
+    codec = get_codec(case["codec"], implementation=implementation, **case["params"])
+    shape = PageShape(*case["shape"])
+    page = as_dtype(golden_page(shape, case["spike"]), DTYPE_NAMES[case["dtype"]])
+    streams = encode(codec, page, shape)
+    decoded = [decode(codec, streams[:n], shape).astype("<f4").tobytes() for n in range(1, len(streams) + 1)]
+    return {
+        **case,
+        "shape": list(case["shape"]),
+        "bytes": [len(s) for s in streams],
+        "streams": [s.hex() if len(s) <= 2000 else "sha256:" + hashlib.sha256(s).hexdigest() for s in streams],
+        "decoded": ["sha256:" + hashlib.sha256(d).hexdigest() for d in decoded],
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps([record(case, "reference") for case in CASES], indent=1))

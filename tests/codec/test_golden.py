@@ -1,0 +1,25 @@
+"""The bytes of every codec, as first released. A difference here breaks every peer that runs another version."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from golden_recipe import CASES, record
+
+VECTORS = json.loads((Path(__file__).parent / "golden" / "vectors.json").read_text())
+
+
+def test_all_cases_are_stored():
+    assert len(VECTORS) == len(CASES)
+
+
+@pytest.mark.parametrize("implementation", ["reference", "compiled"])
+@pytest.mark.parametrize("index", range(len(CASES)), ids=lambda i: f"{i}-{CASES[i]['codec']}-{CASES[i]['dtype']}")
+def test_vector(index, implementation):
+    assert record(CASES[index], implementation) == VECTORS[index]
+
+
+def test_some_vectors_escape():
+    assert sum(bool(bytes.fromhex(v["streams"][0][:16])[7]) for v in VECTORS if v["spike"]) == 3
