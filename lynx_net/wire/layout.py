@@ -17,7 +17,11 @@ Kind = Literal["key", "value"]
 KINDS: tuple[Kind, Kind] = ("key", "value")
 
 _DTYPES = ("float32", "float16", "bfloat16")
-_MAX_PAGES = 1 << 24
+MAX_LAYERS = 4096
+MAX_TOKENS = (1 << 32) - 1
+MAX_PAGES = 1 << 22
+MAX_PAGE_VALUES = 1 << 28
+"""A stream of a page has its size in 32 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,7 @@ class CacheLayout:
     """Shape of one KV cache and how it is cut into pages.
 
     Attributes:
-        layers: layers of the model, may be 0.
+        layers: layers of the model, may be 0, at most 4096.
         tokens: tokens in the cache, may be 0.
         heads: KV heads of a layer.
         key_size, value_size: values per head and token in the keys, in the values; 0 where a
@@ -69,8 +73,16 @@ class CacheLayout:
             raise LocalProtocolError(f"layout: page_tokens must be 1 to 65535, not {self.page_tokens}")
         if max(self.heads, self.key_size, self.value_size) > 0xFFFF or self.heads == 0:
             raise LocalProtocolError("layout: heads must be 1 to 65535, key_size and value_size at most 65535")
-        if self.page_count > _MAX_PAGES:
-            raise LocalProtocolError(f"layout: {self.page_count} pages, more than {_MAX_PAGES}")
+        # The limits hold for empty caches too: a peer must not make us count its layers when it sends nothing.
+        if self.layers > MAX_LAYERS:
+            raise LocalProtocolError(f"layout: {self.layers} layers, more than {MAX_LAYERS}")
+        if max(self.tokens, self.raw_head, self.raw_tail) > MAX_TOKENS:
+            raise LocalProtocolError(f"layout: tokens, raw_head and raw_tail must be at most {MAX_TOKENS}")
+        if self.page_count > MAX_PAGES:
+            raise LocalProtocolError(f"layout: {self.page_count} pages, more than {MAX_PAGES}")
+        page_values = min(self.tokens, self.page_tokens) * self.heads * max(self.key_size, self.value_size)
+        if page_values > MAX_PAGE_VALUES:
+            raise LocalProtocolError(f"layout: a page of {page_values} values, more than {MAX_PAGE_VALUES}")
 
     @property
     def pages_per_array(self) -> int:

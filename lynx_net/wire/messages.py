@@ -2,6 +2,7 @@
 
 Every message is a map {"t": type name, field: value, ...}. A map that lacks a field, has one too many, or a value of
 the wrong type is a RemoteProtocolError, so that a version mismatch shows as a named field and never as a guess.
+Whatever a receiver refuses is refused at the sender as well, as a LocalProtocolError and before anything is sent.
 """
 
 from __future__ import annotations
@@ -15,6 +16,10 @@ from lynx_net.errors import LocalProtocolError, RemoteProtocolError
 from lynx_net.wire.frames import MAX_CONTROL_BYTES
 
 __all__ = [
+    "INTEGER_LIMIT",
+    "MAX_DEPTH",
+    "MAX_ITEMS",
+    "MESSAGE_TYPES",
     "PROTOCOL_VERSION",
     "Abort",
     "AbortCode",
@@ -35,9 +40,11 @@ __all__ = [
 
 PROTOCOL_VERSION = 1
 
-_MAX_DEPTH = 8
-_MAX_ITEMS = 1 << 17
-_INTEGER_LIMIT = 1 << 63
+MAX_DEPTH = 8
+"""Containers inside one another, the message itself included."""
+MAX_ITEMS = 1 << 17
+"""Values of a message in all, those inside its maps and lists included."""
+INTEGER_LIMIT = 1 << 63
 
 
 class AbortCode:
@@ -51,6 +58,7 @@ class AbortCode:
     TOO_LARGE = 6
     STALLED = 7
     MISUSE = 8
+    OVERLOADED = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +186,7 @@ class Bye(Message):
     reason: str
 
 
-_TYPES: dict[str, type[Message]] = {
+MESSAGE_TYPES: dict[str, type[Message]] = {
     kind.tag: kind
     for kind in (Hello, Reject, Ping, Request, Refuse, OfferMessage, Accept, Credit, Complete, Abort, Bye)
 }
@@ -189,16 +197,20 @@ _FIELD_TYPES: dict[str, tuple[type, ...]] = {
     "int | None": (int, type(None)),
     "dict[str, Any]": (dict,),
 }
+_EXTENSIONS = msgpack.ExtType | msgpack.Timestamp
 _SCHEMAS: dict[str, dict[str, tuple[type, ...]]] = {
-    tag: {field.name: _FIELD_TYPES[str(field.type)] for field in fields(kind)} for tag, kind in _TYPES.items()
+    tag: {field.name: _FIELD_TYPES[str(field.type)] for field in fields(kind)} for tag, kind in MESSAGE_TYPES.items()
 }
 
 
 def encode_message(message: Message) -> bytes:
     """Pack a message; raises LocalProtocolError if it is too large, too deep or cannot be packed."""
     data = {"t": message.tag} | {name: getattr(message, name) for name in _SCHEMAS[message.tag]}
+    wrong = _wrong_field(data, _SCHEMAS[message.tag])
+    if wrong is not None:
+        raise LocalProtocolError(f"a {message.tag} message whose {wrong}")
     try:
-        _check_depth(data)
+        _check_nested(data)
         packed = bytes(msgpack.packb(data, use_bin_type=True) or b"")
     except (TypeError, ValueError, OverflowError) as error:
         raise LocalProtocolError(f"a {message.tag} message cannot be packed: {error}") from error
@@ -218,11 +230,11 @@ def decode_message(payload: bytes) -> Message:
             strict_map_key=True,
             max_str_len=MAX_CONTROL_BYTES,
             max_bin_len=MAX_CONTROL_BYTES,
-            max_array_len=_MAX_ITEMS,
-            max_map_len=_MAX_ITEMS,
+            max_array_len=MAX_ITEMS,
+            max_map_len=MAX_ITEMS,
             max_ext_len=0,
         )
-        _check_depth(data)
+        _check_nested(data)
     except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
         raise RemoteProtocolError(f"a control message cannot be unpacked: {error or type(error).__name__}") from error
     tag = data.get("t") if isinstance(data, dict) else None
@@ -233,26 +245,42 @@ def decode_message(payload: bytes) -> Message:
     if data.keys() != schema.keys():
         odd = ", ".join(sorted(str(name)[:40] for name in data.keys() ^ schema.keys())[:8])
         raise RemoteProtocolError(f"a {tag} message with missing or unknown fields: {odd}")
+    wrong = _wrong_field(data, schema)
+    if wrong is not None:
+        raise RemoteProtocolError(f"a {tag} message whose {wrong}")
+    return MESSAGE_TYPES[tag](**data)
+
+
+def _wrong_field(data: dict[str, Any], schema: dict[str, tuple[type, ...]]) -> str | None:
     for name, types in schema.items():
         value = data[name]
         if not isinstance(value, types) or isinstance(value, bool):
-            raise RemoteProtocolError(f"a {tag} message whose {name} has the type {type(value).__name__}")
-        if isinstance(value, int) and not 0 <= value < _INTEGER_LIMIT:
-            raise RemoteProtocolError(f"a {tag} message whose {name} is out of range")
-    return _TYPES[tag](**data)
+            return f"{name} has the type {type(value).__name__}"
+        if isinstance(value, int) and not 0 <= value < INTEGER_LIMIT:
+            return f"{name} is out of range"
+    return None
 
 
-def _check_depth(data: object) -> None:
-    """Refuse nesting that the peer's limit would refuse; walks without recursion."""
+def _check_nested(data: object) -> None:
+    """Refuse what is nested too deep, holds too much, or msgpack would only carry one way; no recursion."""
     level: list[object] = [data]
-    for _ in range(_MAX_DEPTH):
-        level = [
-            item
-            for container in level
-            if isinstance(container, dict | list | tuple)
-            for item in (container.values() if isinstance(container, dict) else container)
-        ]
-        if not level:
+    items = 0
+    for _ in range(MAX_DEPTH):
+        following: list[object] = []
+        for container in level:
+            if isinstance(container, dict):
+                if not all(isinstance(key, str) for key in container):
+                    raise ValueError("the keys of a map must be strings")
+                following += container.values()
+            elif isinstance(container, _EXTENSIONS):
+                raise ValueError("extension types are not allowed")
+            elif isinstance(container, list | tuple):
+                following += container
+        items += len(following)
+        if items > MAX_ITEMS:
+            raise ValueError(f"more than {MAX_ITEMS} values")
+        if not following:
             return
-    if any(isinstance(item, dict | list | tuple) for item in level):
-        raise ValueError(f"nested deeper than {_MAX_DEPTH}")
+        level = following
+    if any(isinstance(item, dict | list | tuple | _EXTENSIONS) for item in level):
+        raise ValueError(f"nested deeper than {MAX_DEPTH}")

@@ -3,7 +3,7 @@
 Rules:
 
 1. A page stream gets its buffer when its first segment arrives, of the size that segment names, which must be one of
-   the sizes the codec can produce for that page: nothing is allocated that was not reserved when the offer was accepted.
+   the sizes the codec can produce for that page: nothing is allocated beyond what was reserved for the offer.
 2. Segments begin at multiples of the offer's segment size; each is taken once, a repeated one is dropped.
 3. Bytes count against the stream's credit when their segment begins.
 4. A page stream is handed out for decoding when all its segments are in and verified, and every earlier stream of that
