@@ -22,7 +22,7 @@ from lynx_codec.layout import (
 from lynx_codec.tables import LynxTables, lynx_tables
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -94,8 +94,13 @@ class _PageCodec(Codec):
     _alpha = 0.0
     _centroids = b""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, load_engine: Callable[[], Engine]) -> None:
+        self._load_engine = load_engine
+
+    @property
+    def _engine(self) -> Engine:
+        """Loaded at first use: numba takes a second to import, and codecs are made on event loops."""
+        return self._load_engine()
 
     def params(self) -> dict[str, Any]:
         return {}
@@ -175,8 +180,8 @@ class LynxCodec(_PageCodec):
     codec_id = 1
     header_bytes = LYNX_HEADER_BYTES
 
-    def __init__(self, engine: Engine, *, alpha: float = DEFAULT_ALPHA) -> None:
-        super().__init__(engine)
+    def __init__(self, load_engine: Callable[[], Engine], *, alpha: float = DEFAULT_ALPHA) -> None:
+        super().__init__(load_engine)
         self._tables = lynx_tables(float(alpha))
         self._alpha = self._tables.alpha
         self._centroids = self._tables.centroids.astype("<f2").tobytes()
@@ -214,8 +219,8 @@ class AffineCodec(_PageCodec):
 
     stream_names = ("anchor",)
 
-    def __init__(self, engine: Engine, *, bits: int) -> None:
-        super().__init__(engine)
+    def __init__(self, load_engine: Callable[[], Engine], *, bits: int) -> None:
+        super().__init__(load_engine)
         self._bits = bits
         self.name = f"int{bits}"
         self.codec_id = {8: 2, 4: 3}[bits]

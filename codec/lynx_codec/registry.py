@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from lynx_codec.codecs import AffineCodec, Bfloat16Codec, LynxCodec
@@ -18,10 +18,11 @@ __all__ = ["bits_per_value", "codec_names", "get_codec"]
 
 _FACTORIES: dict[str, tuple[Callable[..., Codec], frozenset[str]]] = {
     "bf16": (Bfloat16Codec, frozenset()),
-    "int8": (lambda engine: AffineCodec(engine, bits=8), frozenset()),
-    "int4": (lambda engine: AffineCodec(engine, bits=4), frozenset()),
+    "int8": (lambda load_engine: AffineCodec(load_engine, bits=8), frozenset()),
+    "int4": (lambda load_engine: AffineCodec(load_engine, bits=4), frozenset()),
     "lynx": (LynxCodec, frozenset({"alpha"})),
 }
+_IMPLEMENTATIONS = ("compiled", "reference")
 
 
 def codec_names() -> tuple[str, ...]:
@@ -32,7 +33,7 @@ def codec_names() -> tuple[str, ...]:
 def get_codec(name: str, *, implementation: str = "compiled", **params: Any) -> Codec:
     """The codec called `name`.
 
-    `implementation` is "compiled" (numba, loaded at the first such call) or "reference" (numpy); both read and write
+    `implementation` is "compiled" (numba, loaded at the first page or `warm_up`) or "reference" (numpy); both read and write
     the same bytes. `params` are those of `Codec.params`.
 
     Raises:
@@ -45,9 +46,10 @@ def get_codec(name: str, *, implementation: str = "compiled", **params: Any) -> 
     if unknown:
         valid = ", ".join(sorted(known)) or "none"
         raise CodecError(f"codec {name} has no parameter {', '.join(unknown)}; valid: {valid}")
-    engine = _engine(implementation)
+    if implementation not in _IMPLEMENTATIONS:
+        raise CodecError(f"unknown implementation {implementation!r}; known are {', '.join(_IMPLEMENTATIONS)}")
     try:
-        return factory(engine, **params)
+        return factory(partial(_engine, implementation), **params)
     except (TypeError, ValueError) as error:
         raise CodecError(f"codec {name}: bad parameters {params}: {error}") from error
 
@@ -58,11 +60,9 @@ def _engine(implementation: str) -> Engine:
         from lynx_codec.compiled import CompiledEngine
 
         return CompiledEngine()
-    if implementation == "reference":
-        from lynx_codec.reference import ReferenceEngine
+    from lynx_codec.reference import ReferenceEngine
 
-        return ReferenceEngine()
-    raise CodecError(f"unknown implementation {implementation!r}; known are compiled, reference")
+    return ReferenceEngine()
 
 
 def bits_per_value(codec: Codec, shape: PageShape, *, streams: int | None = None, wide: bool = False) -> float:
