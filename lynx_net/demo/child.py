@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import sys
 from collections import deque
@@ -39,17 +40,20 @@ class PrefillChild:
         It has a session of its own, so that Ctrl-C reaches the parent only, and it inherits this
         process's standard error a second time, to say there that its parent is lost.
         """
-        terminal = sys.__stderr__.fileno() if sys.__stderr__ is not None else 2
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *("-m", "lynx_net.demo.prefill_process", "--url", url, "--rate", options.rate),
-            *("--lanes", str(options.lanes), "--timeout", str(options.timeout_s), "--terminal-fd", str(terminal)),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
-            pass_fds=(terminal,),
-        )
+        terminal = os.dup(2)  # under another number: 2 will be the pipe there
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *("-m", "lynx_net.demo.prefill_process", "--url", url, "--rate", options.rate),
+                *("--lanes", str(options.lanes), "--timeout", str(options.timeout_s), "--terminal-fd", str(terminal)),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                start_new_session=True,
+                pass_fds=(terminal,),
+            )
+        finally:
+            os.close(terminal)
         return cls(process, progress)
 
     @property

@@ -21,8 +21,8 @@ __all__ = ["Pair"]
 
 T = TypeVar("T")
 
-CONNECT_S = 20.0
-"""Time the child has to start Python and connect; it imports neither torch nor transformers before."""
+CONNECT_DEADLINES = 2.0
+"""Deadlines of silence the child has to start Python and connect; it imports neither torch nor transformers before."""
 
 _LAST_WORDS_S = 1.0
 """A child that was killed loses its link a moment before its exit code is known."""
@@ -31,9 +31,16 @@ _LAST_WORDS_S = 1.0
 class Pair:
     """A server on the loopback address, the prefill process as its client, and the link between them."""
 
-    def __init__(self, server: lynx_net.KVServer, targets: dict[str, lynx_net.KVTarget], child: PrefillChild) -> None:
+    def __init__(
+        self,
+        server: lynx_net.KVServer,
+        targets: dict[str, lynx_net.KVTarget],
+        child: PrefillChild,
+        connect_s: float,
+    ) -> None:
         self._targets = targets
         self._child = child
+        self._connect_s = connect_s
         self._link = asyncio.create_task(server.accept())
         self._requests = 0
 
@@ -56,7 +63,7 @@ class Pair:
 
         async with lynx_net.serve("tcp://127.0.0.1:0", allocate=allocate, config=config) as server:
             child = await PrefillChild.start(server.url, options, progress)
-            pair = cls(server, targets, child)
+            pair = cls(server, targets, child, CONNECT_DEADLINES * options.timeout_s)
             at_once = True
             try:
                 yield pair
@@ -100,10 +107,10 @@ class Pair:
     async def _connected(self) -> lynx_net.KVLink:
         """The link, once the child has connected."""
         try:
-            async with asyncio.timeout(CONNECT_S):
+            async with asyncio.timeout(self._connect_s):
                 return await asyncio.shield(self._link)
         except TimeoutError:
-            raise DemoError(f"the prefill process did not connect within {CONNECT_S:g} s") from None
+            raise DemoError(f"the prefill process did not connect within {self._connect_s:g} s") from None
 
     async def _watch(self) -> None:
         """Return when the child has ended; raise when its link has, and why."""
