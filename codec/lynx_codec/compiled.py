@@ -24,6 +24,7 @@ _KINDS = {"f": kernels.FLOAT32, "e": kernels.FLOAT16, "H": kernels.BFLOAT16}
 _BITS: dict[int, type[np.unsignedinteger[Any]]] = {4: np.uint32, 2: np.uint16}
 _NO_RESIDUAL = np.empty(0, dtype=np.uint8)
 _NO_RESIDUAL.flags.writeable = False
+_NO_ROWS = np.empty(0, dtype=np.uint32)
 
 Strides = tuple[int, int]
 
@@ -113,6 +114,7 @@ class CompiledEngine:
                 stop,
                 _read_only(table),
                 dst,
+                dst if dst.itemsize == 4 else _NO_ROWS,
                 strides,
                 _KINDS[out.dtype.char],
             )
@@ -135,8 +137,9 @@ class CompiledEngine:
         first, stop = shape.raw_head, shape.tokens - shape.raw_tail
         at = base + 2 * (shape.raw_head + shape.raw_tail) * shape.channels
         with _Target(out, shape, pair=1 if bits == 8 else 2) as (dst, strides, dims):
+            rows, kind = dst if dst.itemsize == 4 else _NO_ROWS, _KINDS[out.dtype.char]
             status = kernels.decode_affine(
-                _read_only(data), at, bits == 8, dims, wide, first, stop, dst, strides, _KINDS[out.dtype.char]
+                _read_only(data), at, bits == 8, dims, wide, first, stop, dst, rows, strides, kind
             )
         _check_status(status)
 

@@ -214,19 +214,35 @@ def load_raw(data, float16, shape, first, stop, dst, strides, kind):
     """Inverse of `store_raw`; NOT_FINITE if a value is not finite."""
     token_stride, head_stride = strides
     heads, size = shape
-    row = np.empty(heads * size, np.uint32)
-    bytes_per_row = 2 * heads * size
-    raw_kind = FLOAT16 if float16 else BFLOAT16
+    largest = np.uint32(0)
     for t in range(first, stop):
-        begin = (t - first) * bytes_per_row
-        _load_row(window(data, begin, bytes_per_row).view(np.uint16), 0, size, heads, size, size, raw_kind, row)
-        bad = False
-        for i in range(heads * size):
-            bad |= (row[i] & MAGNITUDE) >= np.uint32(0x7F800000)
-        if bad:
-            return NOT_FINITE
-        _store_row(row, dst, t * token_stride, head_stride, heads, size, size, kind)
-    return 0
+        for h in range(heads):
+            part = window(data, 2 * ((t - first) * heads + h) * size, 2 * size).view(np.uint16)
+            into = window(dst, t * token_stride + h * head_stride, size)
+            if float16:
+                for i in range(size):
+                    bits = _half_bits(np.uint32(part[i]))
+                    largest = max(largest, np.uint32(bits & MAGNITUDE))
+                    into[i] = _narrow(bits, kind)
+            elif kind == FLOAT32:
+                for i in range(size):
+                    bits = np.uint32(np.uint32(part[i]) << np.uint32(16))
+                    largest = max(largest, np.uint32(bits & MAGNITUDE))
+                    into[i] = bits
+            else:
+                for i in range(size):
+                    bits = np.uint32(np.uint32(part[i]) << np.uint32(16))
+                    largest = max(largest, np.uint32(bits & MAGNITUDE))
+                    into[i] = _narrow(bits, kind)
+    return NOT_FINITE if largest >= np.uint32(0x7F800000) else 0
+
+
+@njit(nogil=True, cache=True)
+def _narrow(bits, kind):
+    """The bits of a finite float32 in the dtype of the page."""
+    if kind == FLOAT32:
+        return bits
+    return _to_bfloat16(bits) if kind == BFLOAT16 else _to_float16(bits)
 
 
 # --- statistics and metadata -----------------------------------------------------------------------------------------
@@ -517,8 +533,11 @@ def encode_lynx(src, strides, shape, kind, first, stop, cells, anchor, at, resid
 
 
 @njit(nogil=True, cache=True)
-def decode_lynx(anchor, at, residual, refine, shape, wide, first, stop, table, dst, strides, kind):
-    """Coded tokens from the anchor, and from the residual too if `refine`; 0 or BAD_PAGE_FIELD."""
+def decode_lynx(anchor, at, residual, refine, shape, wide, first, stop, table, dst, dst32, strides, kind):
+    """Coded tokens from the anchor, and from the residual too if `refine`; 0 or BAD_PAGE_FIELD.
+
+    `dst32` is `dst` if that is float32, or empty: rows that lie in one piece are then made in place.
+    """
     token_stride, head_stride = strides
     heads, size = shape
     padded = size + (size & 1)
@@ -534,8 +553,8 @@ def decode_lynx(anchor, at, residual, refine, shape, wide, first, stop, table, d
     fields = at + 4 * heads * size
     at = fields + 2 * chunks * heads * size * (2 if wide else 1)
 
-    bits = np.empty(width, np.uint32)
-    row = bits.view(np.float32)
+    direct = kind == FLOAT32 and heads == 1 and padded == size
+    scratch = np.empty(width, np.uint32)
     mu = np.empty(width, np.float32)
     sigma = np.empty(width, np.float32)
     codes = np.empty(width, np.uint8)
@@ -559,11 +578,14 @@ def decode_lynx(anchor, at, residual, refine, shape, wide, first, stop, table, d
                 for j in range(half):
                     a = np.uint32(coarse[j])
                     pairs[j] = (a & np.uint32(15)) | ((a & np.uint32(0xF0)) << np.uint32(4))
+            bits = window(dst32, t * token_stride, width) if direct else scratch
+            row = bits.view(np.float32)
             for c in range(width):
                 row[c] = table[codes[c]]
             for c in range(width):
                 row[c] = mu[c] + sigma[c] * row[c]
-            _store_row(bits, dst, t * token_stride, head_stride, heads, size, padded, kind)
+            if not direct:
+                _store_row(bits, dst, t * token_stride, head_stride, heads, size, padded, kind)
     return 0
 
 
@@ -631,8 +653,8 @@ def encode_affine(src, strides, shape, kind, first, stop, eight, out, at):
 
 
 @njit(nogil=True, cache=True)
-def decode_affine(data, at, eight, shape, wide, first, stop, dst, strides, kind):
-    """Coded tokens from codes of 8 or 4 bits; 0 or BAD_PAGE_FIELD."""
+def decode_affine(data, at, eight, shape, wide, first, stop, dst, dst32, strides, kind):
+    """Coded tokens from codes of 8 or 4 bits; 0 or BAD_PAGE_FIELD. `dst32` is as in `decode_lynx`."""
     token_stride, head_stride = strides
     heads, size = shape
     padded = size if eight else size + (size & 1)
@@ -648,8 +670,8 @@ def decode_affine(data, at, eight, shape, wide, first, stop, dst, strides, kind)
     fields = at + 4 * heads * size
     at = fields + 2 * chunks * heads * size * (2 if wide else 1)
 
-    bits = np.empty(width, np.uint32)
-    row = bits.view(np.float32)
+    direct = kind == FLOAT32 and heads == 1 and padded == size
+    scratch = np.empty(width, np.uint32)
     base = np.empty(width, np.float32)
     delta = np.empty(width, np.float32)
     codes = np.empty(width, np.uint8)
@@ -663,6 +685,8 @@ def decode_affine(data, at, eight, shape, wide, first, stop, dst, strides, kind)
         for t in range(start, end):
             begin = at + (t - first) * bytes_per_row
             part = window(data, begin, bytes_per_row)
+            bits = window(dst32, t * token_stride, width) if direct else scratch
+            row = bits.view(np.float32)
             if eight:
                 for c in range(width):
                     row[c] = base[c] + delta[c] * np.float32(part[c])
@@ -673,5 +697,6 @@ def decode_affine(data, at, eight, shape, wide, first, stop, dst, strides, kind)
                     pairs[j] = (a & np.uint32(15)) | ((a & np.uint32(0xF0)) << np.uint32(4))
                 for c in range(width):
                     row[c] = base[c] + delta[c] * np.float32(codes[c])
-            _store_row(bits, dst, t * token_stride, head_stride, heads, size, padded, kind)
+            if not direct:
+                _store_row(bits, dst, t * token_stride, head_stride, heads, size, padded, kind)
     return 0

@@ -33,8 +33,8 @@ def codec_names() -> tuple[str, ...]:
 def get_codec(name: str, *, implementation: str = "compiled", **params: Any) -> Codec:
     """The codec called `name`.
 
-    `implementation` is "compiled" (numba, loaded at the first page or `warm_up`) or "reference" (numpy); both read and write
-    the same bytes. `params` are those of `Codec.params`.
+    `implementation` is "compiled" (numba, loaded at the first page or `warm_up`) or "reference" (numpy); both read and
+    write the same bytes. `params` are those of `Codec.params`.
 
     Raises:
         CodecError: an unknown name, implementation or parameter; the message lists the valid ones.

@@ -1,0 +1,1 @@
+"""Benchmarks that anyone can run; each module is one `python -m perf.NAME`."""

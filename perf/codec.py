@@ -1,0 +1,162 @@
+"""Speed of the codecs on one core, compiled and reference side by side: `python -m perf.codec --json FILE`.
+
+Speeds are GB of float32 values per second, whatever the dtype of the page: medians over rounds in which compiled and
+reference calls alternate, so that a busy machine slows both. Pages are taken in turn from a set that is larger than the
+second-level cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lynx_codec import Codec, PageShape, bits_per_value, codec_names, get_codec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+SPEEDS = ("encode_gbps", "decode_anchor_gbps", "refine_gbps")
+IMPLEMENTATIONS = ("compiled", "reference")
+
+
+class Bench:
+    """One codec with its pages, buffers and streams, ready to be called."""
+
+    def __init__(self, codec: Codec, pages: list[NDArray[Any]], shape: PageShape) -> None:
+        self.codec, self.pages, self.shape = codec, pages, shape
+        sizes = codec.stream_bytes(shape, wide=True)
+        self.streams = []
+        for page in pages:
+            buffers = [memoryview(bytearray(size)) for size in sizes]
+            used = codec.encode(page, shape, buffers)
+            self.streams.append([b[:n] for b, n in zip(buffers, used, strict=True)])
+        self.buffers = [memoryview(bytearray(size)) for size in sizes]
+        self.outs = [np.empty_like(page) for page in pages]
+
+    def calls(self) -> dict[str, Callable[[int], object]]:
+        """What is timed: a function of the number of the page, for each speed."""
+        codec, shape = self.codec, self.shape
+        return {
+            "encode_gbps": lambda i: codec.encode(self.pages[i], shape, self.buffers),
+            "decode_anchor_gbps": lambda i: codec.decode(self.streams[i][:1], shape, self.outs[i]),
+            "refine_gbps": lambda i: codec.decode(self.streams[i], shape, self.outs[i]),
+        }
+
+
+def make_pages(shape: PageShape, dtype: str, count: int) -> list[NDArray[Any]]:
+    """Normal noise with an offset and a scale per channel."""
+    rng = np.random.default_rng(1)
+    pages: list[NDArray[Any]] = []
+    for _ in range(count):
+        page = rng.standard_normal(shape.array_shape, dtype=np.float32)
+        page *= rng.uniform(0.2, 5, size=(1, shape.heads, shape.head_size)).astype(np.float32)
+        page += rng.normal(0, 3, size=(1, shape.heads, shape.head_size)).astype(np.float32)
+        if dtype == "float16":
+            pages.append(page.astype(np.float16))
+        elif dtype == "bfloat16":
+            pages.append((page.view(np.uint32) >> 16).astype(np.uint16))
+        else:
+            pages.append(page)
+    return pages
+
+
+def measure(name: str, pages: list[NDArray[Any]], shape: PageShape, rounds: int) -> dict[str, Any]:
+    """The three speeds of both implementations of one codec."""
+    benches = {i: Bench(get_codec(name, implementation=i), pages, shape) for i in IMPLEMENTATIONS}
+    calls = {i: bench.calls() for i, bench in benches.items()}
+    gigabytes = 4 * shape.values / 1e9
+    times: dict[str, dict[str, list[float]]] = {i: {s: [] for s in SPEEDS} for i in IMPLEMENTATIONS}
+    for turn in range(rounds):
+        for speed in SPEEDS:
+            for implementation in IMPLEMENTATIONS:
+                repeats = 8 if implementation == "compiled" else 1
+                call = calls[implementation][speed]
+                for k in range(repeats):
+                    page = (turn * repeats + k) % len(pages)
+                    begin = time.perf_counter()
+                    call(page)
+                    times[implementation][speed].append(time.perf_counter() - begin)
+    result = {s: {i: gigabytes / statistics.median(times[i][s]) for i in IMPLEMENTATIONS} for s in SPEEDS}
+    codec = benches["compiled"].codec
+    return {
+        **{speed: result[speed]["compiled"] for speed in SPEEDS},
+        "bits_anchor": bits_per_value(codec, shape, streams=1),
+        "bits_full": bits_per_value(codec, shape),
+        "reference": {speed: result[speed]["reference"] for speed in SPEEDS},
+    }
+
+
+def machine() -> dict[str, Any]:
+    """What the figures depend on."""
+    import numba
+
+    model = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                model = line.partition(":")[2].strip()
+                break
+    return {
+        "cpu": model,
+        "cores": os.cpu_count(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "numba": numba.__version__,
+    }
+
+
+def table(codecs: dict[str, dict[str, Any]]) -> str:
+    """The result as text; each speed with its ratio to the reference."""
+    lines = [f"{'codec':6} {'bits':>15}  " + "".join(f"{s.removesuffix('_gbps'):>22}" for s in SPEEDS)]
+    for name, row in codecs.items():
+        cells = "".join(f"{row[s]:12.2f} ({row[s] / row['reference'][s]:5.1f}x)  " for s in SPEEDS)
+        lines.append(f"{name:6} {row['bits_anchor']:7.3f}/{row['bits_full']:7.3f}  {cells}")
+    return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m perf.codec", description="Measure the codecs on one core.")
+    parser.add_argument("--json", type=Path, help="write the result to this file")
+    parser.add_argument("--codecs", nargs="+", choices=codec_names(), default=["bf16", "int8", "int4", "lynx"])
+    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--heads", type=int, default=8)
+    parser.add_argument("--head-size", type=int, default=128)
+    parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="float32")
+    parser.add_argument("--rounds", type=int, default=60)
+    options = parser.parse_args(arguments)
+
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    shape = PageShape(options.tokens, options.heads, options.head_size)
+    pages = make_pages(shape, options.dtype, 12)
+    codecs = {}
+    for name in options.codecs:
+        get_codec(name).warm_up()
+        codecs[name] = measure(name, pages, shape, options.rounds)
+    result = {
+        "machine": machine(),
+        "page": {"tokens": shape.tokens, "heads": shape.heads, "head_size": shape.head_size, "dtype": options.dtype},
+        "codecs": codecs,
+    }
+    print(f"{result['machine']['cpu']}, one core, {options.dtype} pages of {shape.array_shape}; GB of float32 values/s")
+    print(table(codecs))
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,215 @@
+"""Throughput over loopback beside a raw blocking-socket copy: `python -m perf.loopback --json FILE`.
+
+Both move the same bytes between two processes with as many connections and the same buffer size, in turn, and lynx_net
+checks every segment's checksum. Figures are medians over the rounds; CPU seconds are user and system time of both sides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import os
+import platform
+import resource
+import socket
+import statistics
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import lynx_net
+from lynx_net import CacheLayout, LinkConfig
+from lynx_net.aio.endpoint import Endpoint
+from lynx_net.aio.link import Link
+from lynx_net.aio.transfer import IncomingTransfer, Offer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from multiprocessing.connection import Connection
+
+GIB = 1 << 30
+SOURCE_BYTES = 64 << 20
+"""Sent over and over, so that neither side is measured on page faults of its own making."""
+
+
+def cpu_seconds() -> float:
+    """User and system time of this process."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+# ---- raw sockets
+
+
+def raw_receive(pipe: Connection, total: int, lanes: int, size: int) -> None:
+    """Accept, then one blocking thread a connection."""
+    with socket.create_server(("127.0.0.1", 0), backlog=lanes) as server:
+        pipe.send(server.getsockname()[1])
+        connections = [server.accept()[0] for _ in range(lanes)]
+
+    def read(connection: socket.socket) -> None:
+        buffer = memoryview(bytearray(size))
+        while connection.recv_into(buffer):
+            pass
+
+    began = cpu_seconds()
+    threads = [threading.Thread(target=read, args=(one,)) for one in connections]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    pipe.send((time.monotonic(), cpu_seconds() - began))
+
+
+def raw_send(port: int, total: int, lanes: int, size: int) -> tuple[float, float]:
+    """Send from the same source memory, one blocking thread a connection; start time and CPU seconds."""
+    source = memoryview(bytes(SOURCE_BYTES))
+    connections = [socket.create_connection(("127.0.0.1", port)) for _ in range(lanes)]
+    per_lane = total // size // lanes
+
+    def write(connection: socket.socket, lane: int) -> None:
+        for index in range(per_lane):
+            offset = (lane + index * lanes) * size % SOURCE_BYTES
+            connection.sendall(source[offset : offset + size])
+        connection.close()
+
+    began_s, began = time.monotonic(), cpu_seconds()
+    threads = [threading.Thread(target=write, args=(one, lane)) for lane, one in enumerate(connections)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return began_s, cpu_seconds() - began
+
+
+# ---- lynx_net, without a codec
+
+
+class Swallow(IncomingTransfer):
+    """Takes pages of one size and is done with each as it arrives."""
+
+    def sizes(self, page: int) -> Sequence[frozenset[int]]:
+        return [frozenset({self.offer.meta["page_bytes"]})]
+
+    @property
+    def need_bytes(self) -> int:
+        return int(self.offer.layout.page_count * self.offer.meta["page_bytes"])
+
+    def page_arrived(self, page: int, stream: int) -> None:
+        self.link.decoded(self, page, stream)
+
+
+def _endpoint(size: int) -> Endpoint[Link]:
+    config = LinkConfig(segment_bytes=size, memory_bytes=1 << 40)
+    return Endpoint(lambda core, lanes, clock: Link(core, lanes, Swallow, clock), config=config, rate=None)
+
+
+def lynx_receive(pipe: Connection, total: int, lanes: int, size: int) -> None:
+    """Serve one transfer."""
+
+    async def serve() -> None:
+        endpoint = _endpoint(size)
+        server = await endpoint.serve("tcp://127.0.0.1:0")
+        pipe.send(int(server.url.rpartition(":")[2]))
+        transfer = await anext(aiter(server))
+        began = cpu_seconds()
+        await transfer.complete
+        pipe.send((time.monotonic(), cpu_seconds() - began))
+        await transfer.link.closed()
+        await server.close()
+
+    _run(serve())
+
+
+def lynx_send(port: int, total: int, lanes: int, size: int) -> tuple[float, float]:
+    """Send pages of one segment each; start time and CPU seconds."""
+
+    async def send() -> tuple[float, float]:
+        endpoint = _endpoint(size)
+        source = memoryview(bytes(SOURCE_BYTES))
+        layout = CacheLayout(layers=total // size, tokens=1, heads=1, key_size=1, value_size=0)
+        link = await endpoint.connect(f"tcp://127.0.0.1:{port}", lanes=lanes)
+        began_s, began = time.monotonic(), cpu_seconds()
+        transfer = link.open_transfer(
+            "loopback", layout, codec="none", codec_params={}, streams=1, meta={"page_bytes": size}
+        )
+        for page in range(layout.page_count):
+            await transfer.wait_for_room()
+            offset = page * size % SOURCE_BYTES
+            transfer.submit(page, 0, source[offset : offset + size])
+        await transfer.delivered
+        spent = cpu_seconds() - began
+        await endpoint.close()
+        return began_s, spent
+
+    return _run(send())
+
+
+def _run(main: Any) -> Any:
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main)
+
+
+SIDES = {"raw": (raw_receive, raw_send), "lynx": (lynx_receive, lynx_send)}
+
+
+def measure(kind: str, total: int, lanes: int, size: int) -> tuple[float, float]:
+    """Gbit/s and CPU seconds per GB of one run."""
+    receive, send = SIDES[kind]
+    here, there = multiprocessing.Pipe()
+    context = multiprocessing.get_context("spawn")
+    process = context.Process(target=receive, args=(there, total, lanes, size))
+    process.start()
+    began_s, sent_cpu = send(here.recv(), total, lanes, size)
+    ended_s, received_cpu = here.recv()
+    process.join()
+    return total * 8 / (ended_s - began_s) / 1e9, (sent_cpu + received_cpu) / (total / 1e9)
+
+
+def main() -> None:
+    """Run the rounds and print or write the figures."""
+    parser = argparse.ArgumentParser(description="lynx_net over loopback beside raw sockets")
+    parser.add_argument("--gib", type=float, default=4.0, help="GiB a run (default 4)")
+    parser.add_argument("--lanes", type=int, default=min(8, os.cpu_count() or 1), help="connections")
+    parser.add_argument("--segment-bytes", type=int, default=LinkConfig().segment_bytes, help="buffer and segment size")
+    parser.add_argument("--rounds", type=int, default=5, help="runs of each kind, in turn")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
+    options = parser.parse_args()
+    size = options.segment_bytes
+    total = int(options.gib * GIB) // (size * options.lanes) * size * options.lanes
+    runs: dict[str, list[tuple[float, float]]] = {kind: [] for kind in SIDES}
+    for round_ in range(options.rounds):
+        for kind in SIDES:
+            runs[kind].append(measure(kind, total, options.lanes, size))
+            gbps, cpu = runs[kind][-1]
+            print(f"round {round_ + 1} {kind:5} {gbps:7.2f} Gbit/s  {cpu:.3f} CPU s/GB", flush=True)
+    speed = {kind: statistics.median(gbps for gbps, _ in results) for kind, results in runs.items()}
+    cpu_cost = {kind: statistics.median(cpu for _, cpu in results) for kind, results in runs.items()}
+    ratios = [lynx[0] / raw[0] for raw, lynx in zip(runs["raw"], runs["lynx"], strict=True)]
+    figures = {
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, Linux {platform.release()}",
+        "version": lynx_net.__version__,
+        "lanes": options.lanes,
+        "segment_bytes": size,
+        "bytes": total,
+        "raw_gbps": speed["raw"],
+        "lynx_gbps": speed["lynx"],
+        "ratio": statistics.median(ratios),
+        "cpu_ratio": cpu_cost["lynx"] / cpu_cost["raw"],
+        "rounds": runs,
+    }
+    print(
+        f"raw {speed['raw']:.2f}, lynx_net {speed['lynx']:.2f} Gbit/s, "
+        f"ratio {figures['ratio']:.3f}, CPU ratio {figures['cpu_ratio']:.3f}"
+    )
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=1))
+
+
+if __name__ == "__main__":
+    main()
