@@ -138,7 +138,20 @@ def load(
 
 
 def _convert(source: Path, work: Path, tell: Callable[[str, float], None]) -> None:
-    """Unpack the GGUF file to float32 safetensors and a tokenizer in `work`, and list them."""
+    """Fill `work` with the converted model and the manifest that lists it."""
+    _unpack(source, work, tell)
+    tell("checking what was written", 0.95)
+    files = {}
+    for file in sorted(work.iterdir()):
+        file.chmod(0o644)
+        files[file.name] = [file.stat().st_size, _checksum(file)]
+    manifest = {"format": _FORMAT, "source": source.name, "source_bytes": source.stat().st_size, "files": files}
+    (work / _MANIFEST).write_text(json.dumps(manifest, indent=1))
+    work.chmod(0o755)
+
+
+def _unpack(source: Path, work: Path, tell: Callable[[str, float], None]) -> None:
+    """Write the weights of the GGUF file as float32 safetensors, and its tokenizer, to `work`."""
     tell("importing torch and transformers", 0.0)
     import torch
     from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
@@ -161,14 +174,6 @@ def _convert(source: Path, work: Path, tell: Callable[[str, float], None]) -> No
         tell("writing safetensors", 0.8)
         model.save_pretrained(work)
         tokenizer.save_pretrained(work)
-    tell("checking what was written", 0.95)
-    files = {}
-    for file in sorted(work.iterdir()):
-        file.chmod(0o644)
-        files[file.name] = [file.stat().st_size, _checksum(file)]
-    manifest = {"format": _FORMAT, "source": source.name, "source_bytes": source.stat().st_size, "files": files}
-    (work / _MANIFEST).write_text(json.dumps(manifest, indent=1))
-    work.chmod(0o755)
 
 
 def _is_intact(folder: Path) -> bool:
