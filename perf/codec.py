@@ -1,14 +1,15 @@
 """Speed of the codecs on one core, compiled and reference side by side: `python -m perf.codec --json FILE`.
 
 Speeds are GB of float32 values per second, whatever the dtype of the page: medians over rounds in which compiled and
-reference calls alternate, so that a busy machine slows both. Pages are taken in turn from a set that is larger than the
-second-level cache.
+reference calls alternate, so that a busy machine slows both. By default one page stays in the cache, which shows the
+codec rather than the memory behind it; `--pages 16` walks through a set that no second-level cache holds.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import platform
@@ -78,13 +79,13 @@ def measure(name: str, pages: list[NDArray[Any]], shape: PageShape, rounds: int)
     calls = {i: bench.calls() for i, bench in benches.items()}
     gigabytes = 4 * shape.values / 1e9
     times: dict[str, dict[str, list[float]]] = {i: {s: [] for s in SPEEDS} for i in IMPLEMENTATIONS}
-    for turn in range(rounds):
+    turns = {i: itertools.cycle(range(len(pages))) for i in IMPLEMENTATIONS}
+    for _ in range(rounds):
         for speed in SPEEDS:
             for implementation in IMPLEMENTATIONS:
                 repeats = 8 if implementation == "compiled" else 1
                 call = calls[implementation][speed]
-                for k in range(repeats):
-                    page = (turn * repeats + k) % len(pages)
+                for page in itertools.islice(turns[implementation], repeats):
                     begin = time.perf_counter()
                     call(page)
                     times[implementation][speed].append(time.perf_counter() - begin)
@@ -135,20 +136,27 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--heads", type=int, default=8)
     parser.add_argument("--head-size", type=int, default=128)
     parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="float32")
+    parser.add_argument("--pages", type=int, default=1, help="pages to take in turn")
     parser.add_argument("--rounds", type=int, default=60)
     options = parser.parse_args(arguments)
 
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     shape = PageShape(options.tokens, options.heads, options.head_size)
-    pages = make_pages(shape, options.dtype, 12)
+    pages = make_pages(shape, options.dtype, options.pages)
     codecs = {}
     for name in options.codecs:
         get_codec(name).warm_up()
         codecs[name] = measure(name, pages, shape, options.rounds)
     result = {
         "machine": machine(),
-        "page": {"tokens": shape.tokens, "heads": shape.heads, "head_size": shape.head_size, "dtype": options.dtype},
+        "page": {
+            "tokens": shape.tokens,
+            "heads": shape.heads,
+            "head_size": shape.head_size,
+            "dtype": options.dtype,
+            "pages": options.pages,
+        },
         "codecs": codecs,
     }
     print(f"{result['machine']['cpu']}, one core, {options.dtype} pages of {shape.array_shape}; GB of float32 values/s")
