@@ -67,6 +67,14 @@ SIGN = np.uint32(0x80000000)
 MAGNITUDE = np.uint32(0x7FFFFFFF)
 
 
+def compiled(function):
+    """numba's decorator; without its cache on disk where neither the package nor a user's cache folder is writable."""
+    try:
+        return njit(nogil=True, cache=True)(function)
+    except RuntimeError:
+        return njit(nogil=True)(function)
+
+
 @intrinsic
 def float_of(typing_context, bits):
     """The float32 with these bits (uint32)."""
@@ -114,7 +122,7 @@ def window(typing_context, array, start, size):
 # --- rows ------------------------------------------------------------------------------------------------------------
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _load_row(src, at, head_stride, heads, size, padded, kind, row):
     """One token as float32 bits into `row` [heads * padded], pad channels zero."""
     for h in range(heads):
@@ -134,7 +142,7 @@ def _load_row(src, at, head_stride, heads, size, padded, kind, row):
             row[h * padded + size] = np.uint32(0)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _half_bits(half):
     """Float32 bits of a float16, without passing through subnormal float32 numbers."""
     shifted = np.uint32((half & np.uint32(0x7FFF)) << np.uint32(13))
@@ -145,13 +153,13 @@ def _half_bits(half):
     return np.uint32(bits | ((half & np.uint32(0x8000)) << np.uint32(16)))
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _to_bfloat16(bits):
     """Nearest bfloat16, ties to even, of a finite float32."""
     return np.uint32(np.uint32(bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _to_float16(bits):
     """Nearest float16, ties to even, of a finite float32; saturates at 65504."""
     size = np.uint32(bits & MAGNITUDE)
@@ -163,7 +171,7 @@ def _to_float16(bits):
     return np.uint32(half | ((bits & SIGN) >> np.uint32(16)))
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _store_row(row, dst, at, head_stride, heads, size, padded, kind):
     """One token of float32 bits in `row` [heads * padded] into the page."""
     for h in range(heads):
@@ -184,7 +192,7 @@ def _store_row(row, dst, at, head_stride, heads, size, padded, kind):
 # --- raw tokens ------------------------------------------------------------------------------------------------------
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def store_raw(src, strides, shape, kind, first, stop, out):
     """Tokens [first, stop) as 16-bit floats into the bytes `out`; NOT_FINITE or 0."""
     token_stride, head_stride = strides
@@ -209,7 +217,7 @@ def store_raw(src, strides, shape, kind, first, stop, out):
     return 0
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def load_raw(data, float16, shape, first, stop, dst, strides, kind):
     """Inverse of `store_raw`; NOT_FINITE if a value is not finite."""
     token_stride, head_stride = strides
@@ -237,7 +245,7 @@ def load_raw(data, float16, shape, first, stop, dst, strides, kind):
     return NOT_FINITE if largest >= np.uint32(0x7F800000) else 0
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _narrow(bits, kind):
     """The bits of a finite float32 in the dtype of the page."""
     if kind == FLOAT32:
@@ -248,18 +256,18 @@ def _narrow(bits, kind):
 # --- statistics and metadata -----------------------------------------------------------------------------------------
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _chunk_count(first, stop):
     return (stop - 1) // CHUNK - first // CHUNK + 1
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _chunk_bounds(first, stop, k):
     cut = (first // CHUNK + k) * CHUNK
     return max(first, cut), min(stop, cut + CHUNK)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _statistics(src, strides, shape, padded, kind, first, stop, least, most, mean):
     """Minimum, maximum and mean [chunks, width] of the coded tokens; false if a value is out of bounds."""
     token_stride, head_stride = strides
@@ -296,7 +304,7 @@ def _statistics(src, strides, shape, padded, kind, first, stop, least, most, mea
     return True
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _page_grid(least, most, low_bits, scale_bits, low, step, inverse):
     """Page fields of every channel and their 8-bit grid."""
     width = len(low)
@@ -322,7 +330,7 @@ def _page_grid(least, most, low_bits, scale_bits, low, step, inverse):
     _grid(scale_bits, L_NARROW, step, inverse)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _grid(scale_bits, top, step, inverse):
     for c in range(len(step)):
         scale = float_of(np.uint32(np.uint32(scale_bits[c]) << np.uint32(16)))
@@ -331,13 +339,13 @@ def _grid(scale_bits, top, step, inverse):
         inverse[c] = top / divisor if scale != F_ZERO else F_ZERO
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _clamp(code, top):
     code = code if code > F_ZERO else F_ZERO
     return code if code < top else top
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _lynx_fields(least, most, mean, low, step, inverse, top, first, stop, first_code, second_code):
     """Codes of mu and sigma, as float32 whole numbers; true if the page should escape."""
     escape = False
@@ -357,7 +365,7 @@ def _lynx_fields(least, most, mean, low, step, inverse, top, first, stop, first_
     return escape
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _affine_fields(least, most, low, step, inverse, top, first, stop, first_code, second_code):
     """Codes of the chunk minimum and range, as float32 whole numbers; true if the page should escape."""
     escape = False
@@ -374,14 +382,14 @@ def _affine_fields(least, most, low, step, inverse, top, first, stop, first_code
     return escape
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _too_coarse(least, most, length, step):
     spread = most - least
     extent = spread if spread > F_ZERO else abs(least)
     return (length > F_ZERO) & (extent < F_ESCAPE * step)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _write_fields(out, at, shape, padded, low_bits, scale_bits, first_code, second_code, wide):
     """Page and chunk fields into the stream; the offset behind them."""
     heads, size = shape
@@ -409,7 +417,7 @@ def _write_fields(out, at, shape, padded, low_bits, scale_bits, first_code, seco
     return at
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _read_page(data, at, shape, padded, low, scale_bits):
     """Page fields out of the stream; false if one is out of range."""
     heads, size = shape
@@ -431,7 +439,7 @@ def _read_page(data, at, shape, padded, low, scale_bits):
     return good
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _read_chunk(data, at, k, chunks, shape, padded, wide, low, step, place, length):
     """Position and length of the fields of chunk k; `at` is the start of all chunk fields."""
     heads, size = shape
@@ -462,7 +470,7 @@ def _read_chunk(data, at, k, chunks, shape, padded, wide, low, step, place, leng
 # --- lynx ------------------------------------------------------------------------------------------------------------
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def encode_lynx(src, strides, shape, kind, first, stop, cells, anchor, at, residual):
     """Metadata and nibbles of the coded tokens; NARROW, WIDE or NOT_FINITE."""
     token_stride, head_stride = strides
@@ -532,7 +540,7 @@ def encode_lynx(src, strides, shape, kind, first, stop, cells, anchor, at, resid
     return WIDE if wide else NARROW
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def decode_lynx(anchor, at, residual, refine, shape, wide, first, stop, table, dst, dst32, strides, kind):
     """Coded tokens from the anchor, and from the residual too if `refine`; 0 or BAD_PAGE_FIELD.
 
@@ -592,7 +600,7 @@ def decode_lynx(anchor, at, residual, refine, shape, wide, first, stop, table, d
 # --- int8 and int4 ---------------------------------------------------------------------------------------------------
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def encode_affine(src, strides, shape, kind, first, stop, eight, out, at):
     """Metadata and codes of the coded tokens, 8 or 4 bits; NARROW, WIDE or NOT_FINITE."""
     token_stride, head_stride = strides
@@ -652,7 +660,7 @@ def encode_affine(src, strides, shape, kind, first, stop, eight, out, at):
     return WIDE if wide else NARROW
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def decode_affine(data, at, eight, shape, wide, first, stop, dst, dst32, strides, kind):
     """Coded tokens from codes of 8 or 4 bits; 0 or BAD_PAGE_FIELD. `dst32` is as in `decode_lynx`."""
     token_stride, head_stride = strides
