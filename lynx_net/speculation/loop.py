@@ -12,7 +12,7 @@ import math
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from lynx_net.speculation.events import Event
-    from lynx_net.speculation.protocols import DecodeModel, ProgressiveTransfer, Readiness
+    from lynx_net.speculation.protocols import DecodeModel, ProgressiveTransfer
 
 __all__ = ["checked_limits", "decode"]
 
@@ -89,16 +89,12 @@ async def decode(
     own = ThreadPoolExecutor(1, "lynx-decode") if executor is None else None
     try:
         run = _Run(model, prompt_tail, limits, temperature, seed, executor or own)
-        watch = asyncio.ensure_future(_wait_for(transfer.residual_ready))
-        watch.add_done_callback(_look_at)
         try:
-            async with aclosing(_steps(run, transfer, watch)) as steps:
+            async with aclosing(_steps(run, transfer)) as steps:
                 async for event in steps:
                     yield event
         finally:
             run.rewind()
-            watch.cancel()
-            await asyncio.wait([watch])
     finally:
         if own is not None:
             own.shutdown()
@@ -122,7 +118,7 @@ def checked_limits(
     return Limits(max_new_tokens, max_drafts, frozenset(stop_tokens))
 
 
-async def _steps(run: _Run, transfer: ProgressiveTransfer, watch: asyncio.Future[None]) -> AsyncGenerator[Event, None]:
+async def _steps(run: _Run, transfer: ProgressiveTransfer) -> AsyncGenerator[Event, None]:
     """The steps of one run, as the policy decides them."""
     if transfer.offer.first_token is not None:
         yield run.commit_first(transfer.offer.first_token)
@@ -132,12 +128,10 @@ async def _steps(run: _Run, transfer: ProgressiveTransfer, watch: asyncio.Future
             if not started:
                 await transfer.anchor_ready
                 started = True
-            ready = run.on_full or transfer.residual_ready.done()
-            if not ready and watch.done():
-                watch.result()  # raises if the transfer has failed
-            action = next_action(run.limits, run.committed, run.drafts, residual_ready=ready, on_full=run.on_full)
+            ready = transfer.residual_ready.done()  # raises if the transfer has failed
+            action = next_action(run.limits, run.committed, run.drafts, residual_ready=ready)
             if action is Action.WAIT:
-                await asyncio.shield(watch)
+                await transfer.residual_ready
                 continue
         except LynxError:
             if run.drafts:
@@ -169,7 +163,6 @@ class _Run:
         self.limits = limits
         self.committed: list[int] = []
         self.drafts: list[int] = []
-        self.on_full = False
         self._model = model
         self._temperature = temperature
         self._rng = np.random.default_rng(seed)
@@ -222,13 +215,11 @@ class _Run:
         self._unfed = tokens[-1:]
         self._model.truncate(self._base)
         self._accepted = verdict.accepted
-        self.on_full = True
         events.append(self._commit(tokens, verdict.accepted, now_s))
         return events
 
     async def decode(self) -> Commit:
         """Decode one final token on Q_full."""
-        self.on_full = True
         row = (await self._in_thread(self._model.forward, self._unfed))[-1]
         token = draw(probabilities(row, self._temperature), self._rng) if self._temperature > 0 else int(row.argmax())
         self._base += len(self._unfed)
@@ -276,16 +267,6 @@ class _Run:
             while not future.done():
                 with suppress(asyncio.CancelledError):  # the first one is raised again below
                     await asyncio.wait([future])
-            _look_at(future)
+            if not future.cancelled():
+                future.exception()  # looked at, so that asyncio does not report it as lost
             raise
-
-
-def _look_at(future: asyncio.Future[Any]) -> None:
-    """Mark the error of a future as seen, so that asyncio does not report it as lost."""
-    if not future.cancelled():
-        future.exception()
-
-
-async def _wait_for(readiness: Readiness) -> None:
-    """A coroutine around a readiness, for a task that watches it."""
-    await readiness

@@ -3,11 +3,10 @@
 Rules, first match wins:
 
 1. Enough tokens are final, or the last one is a stop token: FINISH.
-2. The cache is known to be Q_full (drafts verified, or none were made): DECODE, plainly.
-3. The residual is in: VERIFY the drafts; DECODE if there are none.
-4. No further draft can be of use (limit of drafts or of tokens reached, or the last draft is a stop
+2. The residual is in: VERIFY the drafts; DECODE plainly if there are none.
+3. No further draft can be of use (limit of drafts or of tokens reached, or the last draft is a stop
    token): WAIT for the residual.
-5. DRAFT one token from anchors.
+4. DRAFT one token from anchors.
 """
 
 from __future__ import annotations
@@ -51,9 +50,7 @@ def is_finished(limits: Limits, committed: Sequence[int]) -> bool:
     return len(committed) >= limits.max_new_tokens or (bool(committed) and committed[-1] in limits.stop_tokens)
 
 
-def next_action(
-    limits: Limits, committed: Sequence[int], drafts: Sequence[int], *, residual_ready: bool, on_full: bool
-) -> Action:
+def next_action(limits: Limits, committed: Sequence[int], drafts: Sequence[int], *, residual_ready: bool) -> Action:
     """The next step.
 
     Args:
@@ -61,12 +58,9 @@ def next_action(
         committed: final tokens so far.
         drafts: drafts that wait for verification.
         residual_ready: the cache of the prompt is Q_full now.
-        on_full: everything in the cache was computed on Q_full.
     """
     if is_finished(limits, committed):
         return Action.FINISH
-    if on_full:
-        return Action.DECODE
     if residual_ready:
         return Action.VERIFY if drafts else Action.DECODE
     if len(drafts) >= limits.max_drafts or len(committed) + len(drafts) >= limits.max_new_tokens:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -125,15 +124,6 @@ class ScriptedTransfer:
             asyncio.get_running_loop().call_later(0.001, self._finish_late)
         else:
             self.finish()
-
-
-class InlineExecutor(Executor):
-    """Runs what it is given at once, in the calling thread: for tests that need many draws."""
-
-    def submit(self, fn, /, *args, **kwargs):
-        future: Future[Any] = Future()
-        future.set_result(fn(*args, **kwargs))
-        return future
 
 
 def replay(events: Sequence[Event]) -> tuple[list[int], list[int]]:
