@@ -19,11 +19,13 @@ from lynx_net.integrations.transformers import ProgressiveCache, TransformersMod
 from lynx_net.speculation import Commit, Done, Draft, Retract, decode
 
 
-async def answer(loaded: smollm2.LoadedModel, transfer: lynx_net.ReceivedTransfer, new_tokens: int) -> None:
+async def answer(loaded: smollm2.LoadedModel, transfer: lynx_net.IncomingTransfer, new_tokens: int) -> None:
     """Decode from one transfer and print drafts and commits as they come."""
-    assert isinstance(transfer.target, ProgressiveCache)
+    assert isinstance(transfer, lynx_net.ReceivedTransfer)
+    assert isinstance(transfer.target, ProgressiveCache)  # what `allocate` below returned
     model = TransformersModel(loaded.model, transfer.target)
-    stop = loaded.tokenizer.eos_token_id
+    stop = loaded.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert isinstance(stop, int)
     prompt_tail = transfer.offer.meta["prompt_tail"]
     events = decode(model, transfer, prompt_tail=prompt_tail, max_new_tokens=new_tokens, stop_tokens=[stop])
     print(f"\n{transfer.offer.layout.tokens} tokens arriving as {transfer.offer.codec}")
@@ -35,9 +37,9 @@ async def answer(loaded: smollm2.LoadedModel, transfer: lynx_net.ReceivedTransfe
                 case Retract(count=count):
                     print(f"  retract  {count}")
                 case Commit(tokens=tokens, accepted=accepted):
-                    print(f"  commit   {loaded.tokenizer.decode(tokens)!r} ({accepted} of them drafts)")
+                    print(f"  commit   {loaded.tokenizer.decode(list(tokens))!r} ({accepted} of them drafts)")
                 case Done(tokens=tokens, drafted=drafted, accepted=accepted):
-                    print(f"{loaded.tokenizer.decode(tokens, skip_special_tokens=True)}")
+                    print(loaded.tokenizer.decode(list(tokens), skip_special_tokens=True))
                     print(f"({accepted} of {drafted} drafts accepted)", flush=True)
 
 

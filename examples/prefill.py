@@ -23,7 +23,7 @@ async def send(address: str, prompt: str, codec: str, rate: str | None, lanes: i
     loaded = smollm2.load()
     message = [{"role": "user", "content": prompt}]
     text = loaded.tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
-    token_ids = loaded.tokenizer(text, add_special_tokens=False)["input_ids"]
+    token_ids = loaded.tokenizer(str(text), add_special_tokens=False)["input_ids"]
     # The receiver feeds the last token itself, so that it has scores to begin with.
     layout = layout_of(loaded.model.config, len(token_ids) - 1, dtype="float32")
 

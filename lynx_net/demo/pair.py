@@ -24,8 +24,8 @@ T = TypeVar("T")
 CONNECT_DEADLINES = 2.0
 """Deadlines of silence the child has to start Python and connect; it imports neither torch nor transformers before."""
 
-_LAST_WORDS_S = 1.0
-"""A child that was killed loses its link a moment before its exit code is known."""
+_LAST_WORDS_S = 3.0
+"""A child that ends loses its link a moment before its exit code and its last lines are known."""
 
 
 class Pair:
@@ -86,11 +86,13 @@ class Pair:
                 await watch
                 raise DemoError(self._child.obituary() or "the prefill process ended")
             return await task
-        except (ConnectionLostError, PeerTimeoutError) as error:
+        except PeerTimeoutError as error:
+            raise DemoError(f"the prefill process does not answer: {error}") from error
+        except ConnectionLostError as error:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LAST_WORDS_S):
                     await self._child.ended()
-            raise DemoError(self._child.obituary() or f"the prefill process does not answer: {error}") from error
+            raise DemoError(self._child.obituary() or f"the prefill process is lost: {error}") from error
         finally:
             for part in (task, watch):
                 part.cancel()

@@ -45,7 +45,7 @@ def _table(results: Sequence[TransferResult], options: DemoOptions) -> list[Line
     """One row a transfer."""
     nth = min(options.new_tokens, 32)
     head = ("transfer", "bits/value", "MB sent", "TTFT", f"TT{nth}T", "drafts", "accepted", "= Q_full", "= bf16")
-    rows = [head]
+    rows: list[tuple[str, ...]] = [head]
     for result in results:
         speculative = result.residual_ready_s is not None
         rows.append(

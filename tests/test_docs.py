@@ -1,0 +1,44 @@
+"""The quick start does what it says: every block of Python runs and prints the text block behind it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+BLOCK = re.compile(r"^```(?P<language>\w+)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(file: Path) -> list[tuple[str, str]]:
+    """Language and content of every fenced block."""
+    return [(match["language"], match["body"]) for match in BLOCK.finditer(file.read_text("utf-8"))]
+
+
+def test_quick_start(capsys: pytest.CaptureFixture[str]) -> None:
+    found = blocks(ROOT / "docs" / "quickstart.md")
+    assert [language for language, _ in found] == ["python", "text"] * 5
+    namespace: dict[str, Any] = {"__name__": "quickstart"}
+    for (_, code), (_, expected) in zip(found[::2], found[1::2], strict=True):
+        exec(compile(code, "docs/quickstart.md", "exec"), namespace)
+        assert capsys.readouterr().out == expected, code
+
+
+@pytest.mark.parametrize("file", ["README.md", "docs/quickstart.md"])
+def test_files_that_the_documents_name_exist(file: str) -> None:
+    text = (ROOT / file).read_text("utf-8")
+    links = re.findall(r"\]\((?!https?:|#)([^)#]+)", text)
+    named = re.findall(r"`((?:docs|examples|scripts|perf|tests|lynx_net|codec)/[\w./-]+)`", text)
+    assert links + named
+    missing = [name for name in links + named if not (ROOT / name).exists()]
+    assert missing == []
+
+
+def test_commands_in_the_readme_exist() -> None:
+    text = (ROOT / "README.md").read_text("utf-8")
+    modules = re.findall(r"python -m (perf\.\w+)", text)
+    assert modules
+    for module in modules:
+        assert (ROOT / (module.replace(".", "/") + ".py")).is_file(), module
