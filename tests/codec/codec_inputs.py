@@ -100,7 +100,17 @@ def shapes(draw: st.DrawFn, max_tokens: int = 80) -> PageShape:
     return PageShape(tokens, heads, size, head, min(tail, tokens - head))
 
 
-PATTERNS = ("normal", "few values", "any exponent", "spike", "bias", "integers", "constant channels", "edge of range")
+PATTERNS = (
+    "normal",
+    "few values",
+    "any exponent",
+    "spike",
+    "bias",
+    "integers",
+    "constant channels",
+    "stairs",
+    "edge of range",
+)
 
 
 @st.composite
@@ -124,6 +134,9 @@ def pages(draw: st.DrawFn, max_tokens: int = 80) -> tuple[np.ndarray, PageShape]
             page = np.round(page * 3)
         case "constant channels":
             page = np.where(rng.random((1, dims[1], dims[2])) < 0.5, np.float32(draw(st.floats(-10, 10))), page)
+        case "stairs":
+            # Constant chunks beside one that is not, so that the page range is not theirs.
+            page[8:] = np.round(page[:1] * 8) + (np.arange(8, dims[0]) // 32 * 3).reshape(-1, 1, 1)
         case "edge of range":
             page = rng.choice(np.array([2.0**126, -(2.0**126), 0.0, 1.0], np.float32), size=dims)
         case _:

@@ -105,6 +105,19 @@ def test_spike_beside_constant_chunks():
     assert np.abs(got[32:] - 1).max() < 0.02
 
 
+@pytest.mark.parametrize("implementation", ["compiled", "reference"])
+@pytest.mark.parametrize("name", QUANTISED)
+def test_constant_chunk_far_from_zero_does_not_escape(name, implementation):
+    """Its magnitude is what must be resolved, and the 8-bit grid does that."""
+    page = normal(64, 1, 1) * np.float32(10) + np.float32(600)
+    page[32:] = 601.37
+    codec, shape = get_codec(name, implementation=implementation), PageShape(64, 1, 1)
+    assert len(encode(codec, page, shape)[0]) == codec.stream_bytes(shape)[0]
+    page[32:] = 0
+    page[:32] -= np.float32(600.123)
+    assert len(encode(codec, page, shape)[0]) == codec.stream_bytes(shape, wide=True)[0]
+
+
 def test_ordinary_pages_do_not_escape():
     for seed in range(5):
         for tokens in (256, 33, 34, 36, 39, 1):
