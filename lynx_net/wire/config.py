@@ -27,7 +27,9 @@ class LinkConfig:
         anchor_window_bytes: granted ahead on stream 0 of a transfer.
         residual_window_bytes: granted ahead on each later stream; small, since it cannot be recalled.
         memory_bytes: encoded bytes held at once for all incoming transfers of a process.
-        max_pending_offers: offers of a link that may wait for memory.
+        max_pending_offers: incoming transfers of a link that may be open at once, those waiting for memory included;
+            more are aborted.
+        max_pending_requests: requests of a peer that may be unanswered; more are refused.
         send_queue_bytes: `write` waits while a transfer has more than this queued in stream 0.
         notsent_lowat_bytes: bytes the kernel may hold unsent on a lane (TCP_NOTSENT_LOWAT).
     """
@@ -40,6 +42,7 @@ class LinkConfig:
     residual_window_bytes: int = 4 * 1024 * 1024
     memory_bytes: int = 8 * 1024 * 1024 * 1024
     max_pending_offers: int = 256
+    max_pending_requests: int = 1024
     send_queue_bytes: int = 16 * 1024 * 1024
     notsent_lowat_bytes: int = 128 * 1024
 
@@ -50,8 +53,10 @@ class LinkConfig:
             raise LocalProtocolError(f"segment_bytes must be {MIN_SEGMENT_BYTES} to {MAX_SEGMENT_BYTES}")
         if min(self.anchor_window_bytes, self.residual_window_bytes) < 2 * self.segment_bytes:
             raise LocalProtocolError("a credit window must hold at least two segments")
-        if self.initial_credit_bytes < 0 or self.memory_bytes <= 0 or self.max_pending_offers < 1:
-            raise LocalProtocolError("initial_credit_bytes, memory_bytes and max_pending_offers must be positive")
+        if self.initial_credit_bytes < 0:
+            raise LocalProtocolError("initial_credit_bytes must not be negative")
+        if min(self.memory_bytes, self.max_pending_offers, self.max_pending_requests) < 1:
+            raise LocalProtocolError("memory_bytes, max_pending_offers and max_pending_requests must be positive")
         if self.send_queue_bytes < 1 or self.notsent_lowat_bytes < 1:
             raise LocalProtocolError("send_queue_bytes and notsent_lowat_bytes must be positive")
 

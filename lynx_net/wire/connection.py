@@ -7,10 +7,11 @@ States of a transfer at its receiver:  PENDING -> ACCEPTED -> COMPLETE,  and fro
     -------------  ------------------------------------------------------------------------------------------
     Offer          id must be of the peer's parity and above all before it; PENDING, or refused with Abort
     Accept         OFFERED -> OPEN; for an unknown or ended transfer: ignored (it crossed an Abort)
-    Credit         raises a limit; ignored if the transfer has ended
-    Complete       OPEN -> DELIVERED; ignored if it has ended
+    Credit         raises a limit; ignored if the transfer has ended. One that raises nothing says: not forgotten
+    Complete       OPEN -> DELIVERED, only when everything was sent; ignored if it has ended
     Abort          any open state -> FAILED, with the peer's reason; ignored if it has ended
-    Request        an event for the application, which answers with an Offer of that request id or a Refuse
+    Request        an event for the application, which answers with an Offer of that request id or a Refuse;
+                   refused here if too many wait for an answer; the id must not wait for one already
     Refuse         an event for the application
     Ping           nothing; hearing it was its purpose
     Bye            the peer will send no more; what is still open fails
@@ -20,8 +21,11 @@ Rules of time (`now` is an argument everywhere):
 
 1. Whatever arrives, one byte suffices, proves that the peer lives. Silence for `deadline_s` ends the link.
 2. Whoever has sent nothing for a third of the peer's deadline sends a Ping.
-3. A transfer that holds credit and gets no byte for `progress_timeout_s` is aborted by its receiver; one whose
-   receiver has granted nothing new for that time although bytes are queued is aborted by its sender.
+3. A transfer that holds credit and gets no byte for `progress_timeout_s` is aborted by its receiver. It is not its
+   fault, and the time does not run, while bytes of an earlier stream arrive on the link or our own decoder is behind.
+4. A transfer that can send nothing before its receiver says something, and hears nothing of it for
+   `progress_timeout_s`, is aborted by its sender. A receiver that withholds credit on purpose (grants rules 1 and 2)
+   or whose decoder moves therefore repeats a Credit as often as rule 2 has pings.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lynx_net.errors import IntegrityError, LocalProtocolError, LynxError, RemoteProtocolError, TransferAbortedError
+from lynx_net.wire.frames import MIN_SEGMENT_BYTES
 from lynx_net.wire.layout import CacheLayout
 from lynx_net.wire.messages import (
     Abort,
@@ -114,6 +119,14 @@ class PeerClosed:
     reason: str
 
 
+MAX_STREAMS = 8
+MAX_REASON = 1000
+"""Characters of a reason that travel."""
+MIN_PING_S = 0.01
+MAX_CONTROL_BACKLOG_BYTES = 1 << 24
+"""A peer that makes us answer and reads no answers is given up when this much waits for it."""
+
+
 class SegmentAwaitsOffer(Exception):
     """A segment overtook its offer on another lane: read on from this lane when the offer is there."""
 
@@ -166,7 +179,7 @@ class LinkCore:
         self.scheduler = Scheduler(None if rate_bps is None else TokenBucket(rate_bps, now))
         self.segment_bytes = min(config.segment_bytes_at(rate_bps), peer_segment_bytes)
         self._peer_initial_credit = peer_initial_credit
-        self._ping_every_s = min(peer_deadline_s, config.deadline_s) / 3
+        self._ping_every_s = max(min(peer_deadline_s, config.deadline_s) / 3, MIN_PING_S)
         self._book = book
         self._route_grant = route_grant
         self._next_id = 1 if initiator else 2
@@ -177,6 +190,10 @@ class LinkCore:
         self._receiving: dict[int, ReceiveState] = {}
         self._pending: set[int] = set()
         self._receive_progress_s: dict[int, float] = {}
+        self._stream_heard_s = [now] * MAX_STREAMS
+        self._asked_of_us: set[str] = set()
+        self._reassured_at_s = now
+        self._decoded_pages_seen = 0
         self.heard_at_s = now
         self._sent_at_s = now
 
@@ -196,7 +213,17 @@ class LinkCore:
         deadline_s: float = NO_DEADLINE,
     ) -> int:
         """Begin a transfer and return its id. `deadline_s` orders it inside its class (scheduler rule 3)."""
+        if not 1 <= streams <= MAX_STREAMS:
+            raise LocalProtocolError(f"a transfer has 1 to {MAX_STREAMS} streams, not {streams}")
         transfer = self._next_id
+        queue = SendQueue(
+            transfer,
+            streams=streams,
+            page_count=layout.page_count,
+            segment_bytes=self.segment_bytes,
+            initial_credit=self._peer_initial_credit,
+            deadline_s=deadline_s,
+        )
         self.scheduler.control(
             OfferMessage(
                 transfer,
@@ -211,20 +238,26 @@ class LinkCore:
             )
         )
         self._next_id += 2
-        queue = SendQueue(transfer, streams, self.segment_bytes, self._peer_initial_credit, deadline_s)
+        self._asked_of_us.discard(request_id)
         self._sending[transfer] = queue
         self._send_progress_s[transfer] = now
         self.scheduler.open(queue)
         return transfer
 
     def submit(self, transfer: int, page: int, stream: int, data: memoryview, now: float) -> None:
-        """Queue one stream of one page; `data` must stay unchanged until the transfer has ended."""
+        """Queue one stream of one page; `data` must stay unchanged until the transfer has ended.
+
+        Raises:
+            LocalProtocolError: the transfer has ended, has no such page, or it was submitted before.
+            TypeError: the buffer is not contiguous.
+        """
         queue = self._sending.get(transfer)
         if queue is None:
             raise LocalProtocolError(f"transfer {transfer} has ended")
-        if not any(queue.pages):
-            self._send_progress_s[transfer] = now
+        waited = queue.waits_for_peer()
         self.scheduler.submit(transfer, page, stream, data)
+        if not waited:
+            self._send_progress_s[transfer] = now
 
     def queued_bytes(self, transfer: int, stream: int) -> int:
         """Bytes of a stream that wait to be sent; 0 once the transfer has ended."""
@@ -241,6 +274,7 @@ class LinkCore:
 
     def refuse(self, request_id: str, reason: str) -> None:
         """Answer a request of the peer with no."""
+        self._asked_of_us.discard(request_id)
         self.scheduler.control(Refuse(request_id, reason))
 
     def bye(self, reason: str) -> None:
@@ -266,13 +300,15 @@ class LinkCore:
         need_bytes: int,
         now: float,
     ) -> list[Event]:
-        """Accept an offer as soon as its memory can be reserved.
+        """Accept an offer as soon as its memory can be reserved; nothing happens if the transfer has ended.
 
         `sizes` gives the byte sizes each stream of a page may have, `need_bytes` the most the whole transfer can take.
         """
         if not self._book.fits(need_bytes):
             reason = f"the transfer needs {need_bytes} bytes, this receiver holds at most {self._book.memory_bytes}"
             return self.abort(offer.transfer, AbortCode.TOO_LARGE, reason)
+        if offer.transfer not in self._pending:
+            return []
         config = self.config
         windows = [config.anchor_window_bytes] + [config.residual_window_bytes] * (offer.streams - 1)
         state = ReceiveState(
@@ -286,6 +322,10 @@ class LinkCore:
             self.scheduler.control(Accept(offer.transfer))
             return events + self._finish_receiving(offer.transfer)
         self._send_grants(self._book.add(self.link, state, need_bytes))
+        if not state.accepted:
+            early_bytes = min(state.early_bytes(), need_bytes)
+            if not self._book.reserve_early(self.link, offer.transfer, early_bytes):
+                return self.abort(offer.transfer, AbortCode.OVERLOADED, "too many transfers wait at this receiver")
         return events
 
     def place(self, header: SegmentHeader, now: float) -> memoryview | None:
@@ -297,8 +337,9 @@ class LinkCore:
         """
         state = self._receiving.get(header.transfer)
         if state is not None:
-            self._receive_progress_s[header.transfer] = now
-            return state.place(header)
+            view = state.place(header)
+            self._progressed(header, now)
+            return view
         if header.transfer % 2 != self._peer_parity:
             raise RemoteProtocolError(f"a segment of transfer {header.transfer}, which is not the peer's to send")
         if header.transfer > self._highest_offer or header.transfer in self._pending:
@@ -310,7 +351,7 @@ class LinkCore:
         state = self._receiving.get(header.transfer)
         if state is None or payload is None:
             return []
-        self._receive_progress_s[header.transfer] = now
+        self._progressed(header, now)
         owed = state.owes(header.stream)
         try:
             events: list[Event] = list(state.segment_arrived(header, payload))
@@ -330,32 +371,46 @@ class LinkCore:
         if state is None:
             return []
         events: list[Event] = list(state.decoded(page, stream))
+        self._book.decoded_pages += 1
         self._send_grants(self._book.progressed(self.link, transfer, stream_finished=False))
         if state.complete:
             events += self._finish_receiving(transfer)
         return events
 
-    def heard(self, now: float) -> None:
-        """Bytes arrived on any lane."""
+    def heard(self, now: float, segment: SegmentHeader | None = None) -> None:
+        """Bytes arrived on any lane; `segment` is the one whose payload is being read there, if any.
+
+        Without it a segment that takes longer than the progress timeout would look like a stall.
+        """
         self.heard_at_s = now
+        if segment is not None:
+            self._progressed(segment, now)
 
     def message(self, message: Message, now: float) -> list[Event]:
         """Handle a control message; see the table at the head of this file."""
         match message:
             case Credit(transfer, stream, limit):
-                self._send_progress_s.update({transfer: now} if transfer in self._sending else {})
-                self.scheduler.grant(transfer, stream, limit)
+                queue = self._sending.get(transfer)
+                if queue is not None:
+                    if stream >= len(queue.windows):
+                        raise RemoteProtocolError(f"credit for stream {stream} of transfer {transfer}, which has none")
+                    self._send_progress_s[transfer] = now
+                    self.scheduler.grant(transfer, stream, limit)
             case Accept(transfer):
-                self._send_progress_s.update({transfer: now} if transfer in self._sending else {})
+                if transfer in self._sending:
+                    self._send_progress_s[transfer] = now
             case OfferMessage():
                 return self._offer_arrived(message)
             case Complete(transfer):
+                queue = self._sending.get(transfer)
+                if queue is not None and queue.unsent:
+                    raise RemoteProtocolError(f"transfer {transfer} is said to be complete, but was not sent whole")
                 if self._close_sending(transfer):
                     return [TransferDelivered(transfer)]
             case Abort(transfer, code, reason):
                 return self._peer_aborted(transfer, code, reason)
             case Request(request_id, meta):
-                return [RequestReceived(request_id, meta)]
+                return self._request_arrived(request_id, meta)
             case Refuse(request_id, reason):
                 return [RequestRefused(request_id, reason)]
             case Bye(reason):
@@ -372,7 +427,9 @@ class LinkCore:
         """Give up a transfer of either direction and tell the peer; nothing happens if it has ended."""
         if not self._close_sending(transfer) and not self._close_receiving(transfer):
             return []
-        self.scheduler.control(Abort(transfer, code, reason[:1000]))
+        # A reason may quote anything, also what UTF-8 cannot carry (a file name); that must not stop an abort.
+        sendable = reason[:MAX_REASON].encode(errors="replace").decode()
+        self.scheduler.control(Abort(transfer, code, sendable))
         return [TransferFailed(transfer, error if error is not None else TransferAbortedError(reason))]
 
     def open_transfers(self) -> list[int]:
@@ -393,60 +450,102 @@ class LinkCore:
 
     def next_timer(self) -> float:
         """When `timer` wants to be called next."""
-        return min(self._sent_at_s + self._ping_every_s, self.heard_at_s + self.config.deadline_s, *self._stall_times())
+        due = [self._sent_at_s + self._ping_every_s, self.heard_at_s + self.config.deadline_s]
+        if self._receiving:
+            due.append(self._reassured_at_s + self._reassure_every_s)
+        for times in (self._receive_progress_s, self._send_progress_s):
+            if times:
+                due.append(min(times.values()) + self.config.progress_timeout_s)
+        return min(due)
 
     def timer(self, now: float) -> list[Event]:
-        """Rules 2 and 3; rule 1 is the driver's, who first reads what waits in its sockets."""
+        """Rules 2 to 4; rule 1 is the driver's, who first reads what waits in its sockets."""
         events: list[Event] = []
         if now >= self._sent_at_s + self._ping_every_s:
             if not self.scheduler.has_control():
                 self.scheduler.control(Ping())
             self._sent_at_s = now
+        if now >= self._reassured_at_s + self._reassure_every_s:
+            self._reassured_at_s = now
+            self._reassure()
         limit_s = self.config.progress_timeout_s
         for transfer, since_s in list(self._receive_progress_s.items()):
             if now - since_s >= limit_s:
-                if self._owed_to_us(transfer):
+                since_s = self._owed_since(transfer, now)
+                self._receive_progress_s[transfer] = since_s
+                if now - since_s >= limit_s:
                     reason = f"no byte of transfer {transfer} arrived for {limit_s:g} s"
                     events += self.abort(transfer, AbortCode.STALLED, reason)
-                else:
-                    self._receive_progress_s[transfer] = now
         for transfer, since_s in list(self._send_progress_s.items()):
             if now - since_s >= limit_s:
-                if any(self._sending[transfer].pages):
-                    reason = f"the receiver granted transfer {transfer} nothing for {limit_s:g} s"
+                if self._sending[transfer].waits_for_peer():
+                    reason = f"the receiver said nothing about transfer {transfer} for {limit_s:g} s"
                     events += self.abort(transfer, AbortCode.STALLED, reason)
                 else:
                     self._send_progress_s[transfer] = now
         return events
 
-    def _stall_times(self) -> list[float]:
-        limit_s = self.config.progress_timeout_s
-        return [
-            since + limit_s for times in (self._receive_progress_s, self._send_progress_s) for since in times.values()
-        ]
+    @property
+    def _reassure_every_s(self) -> float:
+        return min(self._ping_every_s, self.config.progress_timeout_s / 3)
 
-    def _owed_to_us(self, transfer: int) -> bool:
+    def _reassure(self) -> None:
+        """Rule 4, as the receiver. Nothing is said while the peer does not even read what was said before."""
+        decoder_moves = self._book.decoded_pages != self._decoded_pages_seen
+        self._decoded_pages_seen = self._book.decoded_pages
+        if self.scheduler.has_control():
+            return
+        for transfer, state in self._receiving.items():
+            decoding = decoder_moves and any(window.held for window in state.windows)
+            if decoding or self._book.withholds(self.link, transfer):
+                self.scheduler.control(Credit(transfer, 0, state.windows[0].limit))
+
+    def _progressed(self, segment: SegmentHeader, now: float) -> None:
+        """Bytes of a segment arrived."""
+        if segment.transfer in self._receive_progress_s:
+            self._receive_progress_s[segment.transfer] = now
+            if segment.stream < MAX_STREAMS:
+                self._stream_heard_s[segment.stream] = now
+
+    def _owed_since(self, transfer: int, now: float) -> float:
+        """Since when a byte of a transfer could have come and did not (rule 3)."""
         state = self._receiving[transfer]
-        accepted = self._book.is_accepted(self.link, transfer)
-        return accepted and any(
-            state.owes(stream) and window.outstanding > 0 for stream, window in enumerate(state.windows)
-        )
+        if state.accepted:
+            for stream, window in enumerate(state.windows):
+                if state.owes(stream) and window.outstanding > 0 and not window.held:
+                    return max([self._receive_progress_s[transfer], *self._stream_heard_s[:stream]])
+        return now
+
+    def _request_arrived(self, request_id: str, meta: dict[str, Any]) -> list[Event]:
+        if request_id in self._asked_of_us:
+            raise RemoteProtocolError(f"request {request_id!r:.100} was repeated before it was answered")
+        if len(self._asked_of_us) >= self.config.max_pending_requests:
+            self._check_backlog()
+            self.scheduler.control(Refuse(request_id, "too many requests wait for an answer"))
+            return []
+        self._asked_of_us.add(request_id)
+        return [RequestReceived(request_id, meta)]
+
+    def _check_backlog(self) -> None:
+        if self.scheduler.control_bytes > MAX_CONTROL_BACKLOG_BYTES:
+            raise RemoteProtocolError("the peer asks without reading the answers")
 
     def _offer_arrived(self, offer: OfferMessage) -> list[Event]:
         if offer.transfer % 2 != self._peer_parity or offer.transfer <= self._highest_offer:
             raise RemoteProtocolError(f"offer with the transfer id {offer.transfer}, which cannot be the next one")
+        self._check_backlog()
         self._highest_offer = offer.transfer
         self._pending.add(offer.transfer)
         try:
             layout = CacheLayout.from_wire(offer.layout)
         except LocalProtocolError as error:
             return self.abort(offer.transfer, AbortCode.MISUSE, str(error))
-        if not 1 <= offer.streams <= 8 or not 1 <= offer.segment_bytes <= self.config.segment_bytes:
-            return self.abort(
-                offer.transfer, AbortCode.MISUSE, "streams or segment_bytes of the offer are out of range"
-            )
+        largest = self.config.segment_bytes
+        if not 1 <= offer.streams <= MAX_STREAMS or not MIN_SEGMENT_BYTES <= offer.segment_bytes <= largest:
+            reason = f"streams must be 1 to {MAX_STREAMS}, segment_bytes {MIN_SEGMENT_BYTES} to {largest}"
+            return self.abort(offer.transfer, AbortCode.MISUSE, reason)
         if len(self._pending) + len(self._receiving) > self.config.max_pending_offers:
-            return self.abort(offer.transfer, AbortCode.TOO_LARGE, "too many transfers are open on this link")
+            return self.abort(offer.transfer, AbortCode.OVERLOADED, "too many transfers are open on this link")
         return [OfferReceived(offer, layout)]
 
     def _peer_aborted(self, transfer: int, code: int, reason: str) -> list[Event]:

@@ -6,12 +6,14 @@ Rules:
    order of the offers and never exceed `memory_bytes`; who does not fit waits, who can never fit is refused.
 2. Stream 0 is granted up to its window. Stream s > 0 is granted only while no *other* link owes bytes of an earlier
    stream: a single sender keeps its own order (scheduler rule 2), several senders are kept in order here.
+3. What the initial credit lets a waiting transfer send is reserved apart, up to `early_bytes` for all of them; who does
+   not fit there either is refused, since its bytes may already be on their way.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass
+from collections import Counter, deque
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -19,7 +21,9 @@ if TYPE_CHECKING:
 
     from lynx_net.wire.receiving import ReceiveState
 
-__all__ = ["CreditBook", "Grant"]
+__all__ = ["EARLY_BYTES", "CreditBook", "Grant"]
+
+EARLY_BYTES = 256 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,25 +36,35 @@ class Grant:
     limit: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Entry:
     link: Hashable
     state: ReceiveState
     need_bytes: int
-    accepted: bool = False
+    early_bytes: int = 0
+    owed: set[int] = field(default_factory=set)
+    """Streams for which this entry is counted in `CreditBook._owing`."""
 
 
 class CreditBook:
     """Reservations and grants of one receiving process.
 
-    `memory_bytes` bounds the encoded bytes that may be held for all accepted transfers together.
+    Args:
+        memory_bytes: bounds the encoded bytes that may be held for all accepted transfers together.
+        early_bytes: bounds those of all transfers that wait to be accepted.
     """
 
-    def __init__(self, memory_bytes: int) -> None:
+    def __init__(self, memory_bytes: int, early_bytes: int = EARLY_BYTES) -> None:
         self.memory_bytes = memory_bytes
+        self.early_bytes = early_bytes
         self.reserved_bytes = 0
+        self.early_reserved_bytes = 0
+        self.decoded_pages = 0
+        """Pages decoded on all links, ever; shows whether the decoder moves."""
         self._entries: dict[tuple[Hashable, int], _Entry] = {}
         self._waiting: deque[_Entry] = deque()
+        # stream -> link -> how many of its accepted transfers owe bytes of that stream
+        self._owing: dict[int, Counter[Hashable]] = {}
 
     def fits(self, need_bytes: int) -> bool:
         """Whether a transfer of this size can ever be accepted."""
@@ -63,61 +77,92 @@ class CreditBook:
         self._waiting.append(entry)
         return self._admit()
 
+    def reserve_early(self, link: Hashable, transfer: int, early_bytes: int) -> bool:
+        """Reserve what a waiting transfer may send already (rule 3); False if that does not fit."""
+        entry = self._entries[link, transfer]
+        if self.early_reserved_bytes + early_bytes > self.early_bytes:
+            return False
+        self.early_reserved_bytes += early_bytes
+        entry.early_bytes += early_bytes
+        return True
+
     def remove(self, link: Hashable, transfer: int) -> list[Grant]:
         """A transfer is over; returns what others can be granted now."""
         entry = self._entries.pop((link, transfer), None)
         if entry is None:
             return []
-        if entry.accepted:
+        self.early_reserved_bytes -= entry.early_bytes
+        owed = bool(entry.owed)
+        if entry.state.accepted:
             self.reserved_bytes -= entry.need_bytes
+            for stream in list(entry.owed):
+                self._settle(entry, stream)
         else:
             self._waiting.remove(entry)
-        return [*self._admit(), *self._grants(self._entries.values())]
+        grants = self._admit()
+        return [*grants, *self._grants(self._entries.values())] if owed else grants
 
     def progressed(self, link: Hashable, transfer: int, *, stream_finished: bool) -> list[Grant]:
         """Bytes of a transfer arrived or were consumed; `stream_finished` if a whole stream of it is in."""
-        if stream_finished:
-            return self._grants(self._entries.values())
         entry = self._entries.get((link, transfer))
-        return self._grants([entry]) if entry is not None else []
+        if entry is None:
+            return []
+        if not stream_finished:
+            return self._grants([entry])
+        for stream in list(entry.owed):
+            if not entry.state.owes(stream):
+                self._settle(entry, stream)
+        return self._grants(self._entries.values())
 
     def is_accepted(self, link: Hashable, transfer: int) -> bool:
         """Whether the memory of a transfer has been reserved."""
         entry = self._entries.get((link, transfer))
-        return entry is not None and entry.accepted
+        return entry is not None and entry.state.accepted
+
+    def withholds(self, link: Hashable, transfer: int) -> bool:
+        """Whether rule 1 or rule 2 is why a transfer is granted nothing now."""
+        entry = self._entries.get((link, transfer))
+        if entry is None:
+            return False
+        return not entry.state.accepted or any(self._is_after(entry.link, stream) for stream in entry.owed)
 
     def _admit(self) -> list[Grant]:
         grants: list[Grant] = []
         while self._waiting and self.reserved_bytes + self._waiting[0].need_bytes <= self.memory_bytes:
             entry = self._waiting.popleft()
-            entry.accepted = True
+            entry.state.accepted = True
             self.reserved_bytes += entry.need_bytes
+            self.early_reserved_bytes -= entry.early_bytes
+            entry.early_bytes = 0
+            for stream in range(entry.state.streams):
+                if entry.state.owes(stream):
+                    entry.owed.add(stream)
+                    self._owing.setdefault(stream, Counter())[entry.link] += 1
             grants.append(Grant(entry.link, entry.state.transfer, -1, 0))
             grants += self._grants([entry])
         return grants
 
-    def _grants(self, entries: Iterable[_Entry]) -> list[Grant]:
-        grants: list[Grant] = []
-        owing = self._owing_links()
-        for entry in entries:
-            if not entry.accepted:
-                continue
-            state = entry.state
-            earlier: set[Hashable] = set()
-            for stream in range(state.streams):
-                if stream:
-                    earlier |= owing.get(stream - 1, set())
-                if earlier - {entry.link}:
-                    break
-                if state.owes(stream) and (limit := state.windows[stream].next_limit()) is not None:
-                    grants.append(Grant(entry.link, state.transfer, stream, limit))
-        return grants
+    def _settle(self, entry: _Entry, stream: int) -> None:
+        """The entry does not owe this stream any more."""
+        entry.owed.discard(stream)
+        owing = self._owing[stream]
+        owing[entry.link] -= 1
+        if not owing[entry.link]:
+            del owing[entry.link]
 
-    def _owing_links(self) -> dict[int, set[Hashable]]:
-        owing: dict[int, set[Hashable]] = {}
-        for entry in self._entries.values():
-            if entry.accepted:
-                for stream in range(entry.state.streams):
-                    if entry.state.owes(stream):
-                        owing.setdefault(stream, set()).add(entry.link)
-        return owing
+    def _is_after(self, link: Hashable, stream: int) -> bool:
+        """Whether another link owes bytes of a stream before this one (rule 2)."""
+        return any(
+            len(owing) > (1 if link in owing else 0)
+            for earlier in range(stream)
+            if (owing := self._owing.get(earlier)) is not None
+        )
+
+    def _grants(self, entries: Iterable[_Entry]) -> list[Grant]:
+        return [
+            Grant(entry.link, entry.state.transfer, stream, limit)
+            for entry in entries
+            for stream in sorted(entry.owed)
+            if not self._is_after(entry.link, stream)
+            and (limit := entry.state.windows[stream].next_limit()) is not None
+        ]

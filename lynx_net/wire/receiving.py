@@ -10,6 +10,8 @@ Rules:
    page has been handed out before it. Its buffer lives until the last stream of the page is decoded.
 5. A layer is ready at stream s when all its pages are decoded with streams 0 to s; the transfer is ready at s when all
    layers are; it is complete when it is ready at its last stream. A transfer without pages is complete at once.
+6. A sender begins a page only when it has sent all of the page before in that stream. Until the transfer is accepted,
+   the buffers of all pages but the largest therefore fit into the initial credit; more is a RemoteProtocolError.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lynx_net.errors import FlowControlError, IntegrityError, RemoteProtocolError
+from lynx_net.errors import FlowControlError, IntegrityError, LocalProtocolError, RemoteProtocolError
 from lynx_net.wire.credit import ReceiveWindow
 from lynx_net.wire.frames import SegmentHeader, checksum
 
@@ -63,15 +65,18 @@ class TransferComplete:
 
 
 class _PageStream:
-    """One stream of one page on its way in: its bytes, and a bit for each segment."""
+    """One stream of one page on its way in: its bytes, how far each segment is, and how many are missing."""
 
-    __slots__ = ("arrived", "data", "missing", "started")
+    __slots__ = ("data", "missing", "segments")
 
     def __init__(self, size: int, segments: int) -> None:
         self.data = memoryview(bytearray(size))
         self.missing = max(segments, 1)
-        self.started = 0
-        self.arrived = 0
+        self.segments = bytearray(self.missing)
+
+
+_STARTED = 1
+_ARRIVED = 2
 
 
 class _Page:
@@ -112,7 +117,13 @@ class ReceiveState:
         self.segment_bytes = segment_bytes
         self.windows = [ReceiveWindow(size) for size in windows]
         self.windows[0].limit = initial_credit
+        self.accepted = False
+        """Set by the credit book when the memory of the transfer is reserved."""
+        self._initial_credit = initial_credit
+        self._early_bytes = 0
+        self._early_largest = 0
         self._sizes = sizes
+        self._page_count = layout.page_count
         self._pages: dict[int, _Page] = {}
         self._arrived_pages = [0] * streams
         per_layer = len(layout.layer_pages(0)) if layout.layers else 0
@@ -121,7 +132,7 @@ class ReceiveState:
 
     def start(self) -> list[LayerReady | StreamReady | TransferComplete]:
         """What is ready before any byte has come (rule 5)."""
-        if self.layout.page_count:
+        if self._page_count:
             return []
         events: list[LayerReady | StreamReady | TransferComplete] = []
         for stream in range(self.streams):
@@ -132,7 +143,13 @@ class ReceiveState:
 
     def owes(self, stream: int) -> bool:
         """True until every page of the stream has arrived."""
-        return self._arrived_pages[stream] < self.layout.page_count
+        return self._arrived_pages[stream] < self._page_count
+
+    def early_bytes(self) -> int:
+        """The most that the initial credit makes us hold before the transfer is accepted (rule 6)."""
+        pages = self.layout.layer_pages(0) if self._page_count else range(0)
+        shapes = {self.layout.page(index).shape: index for index in pages}
+        return self._initial_credit + max((max(self._sizes(index)[0]) for index in shapes.values()), default=0)
 
     @property
     def complete(self) -> bool:
@@ -144,10 +161,10 @@ class ReceiveState:
 
         The view is the caller's to fill until `segment_arrived`.
         """
-        if header.stream >= self.streams or header.page >= self.layout.page_count:
+        if header.stream >= self.streams or header.page >= self._page_count:
             raise RemoteProtocolError(
                 f"segment for page {header.page}, stream {header.stream} of a transfer with "
-                f"{self.layout.page_count} pages, {self.streams} streams"
+                f"{self._page_count} pages, {self.streams} streams"
             )
         if header.offset % self.segment_bytes:
             raise RemoteProtocolError(f"a segment begins at {header.offset}, off the grid of {self.segment_bytes}")
@@ -156,7 +173,7 @@ class ReceiveState:
         page = self._pages.get(header.page)
         if page is None:
             page = self._pages[header.page] = _Page(self.streams)
-        bit = 1 << (header.offset // self.segment_bytes)
+        segment = header.offset // self.segment_bytes
         page_stream = page.streams[header.stream]
         if page_stream is None:
             if page.handed_out > header.stream:
@@ -166,16 +183,24 @@ class ReceiveState:
                     f"stream {header.stream} of page {header.page} cannot have {header.stream_bytes} bytes"
                 )
             self.windows[header.stream].receive(header.length)
+            if not self.accepted:
+                self._count_early(header.stream_bytes)
             page_stream = _PageStream(header.stream_bytes, -(-header.stream_bytes // self.segment_bytes))
             page.streams[header.stream] = page_stream
         elif header.stream_bytes != page_stream.data.nbytes:
             raise RemoteProtocolError(f"the size of stream {header.stream} of page {header.page} changed")
-        elif page_stream.started & bit:
+        elif page_stream.segments[segment]:
             return None
         else:
             self.windows[header.stream].receive(header.length)
-        page_stream.started |= bit
+        page_stream.segments[segment] = _STARTED
         return page_stream.data[header.offset : header.offset + header.length]
+
+    def _count_early(self, size: int) -> None:
+        self._early_bytes += size
+        self._early_largest = max(self._early_largest, size)
+        if self._early_bytes - self._early_largest > self._initial_credit:
+            raise FlowControlError("the peer begins more pages than its initial credit can finish")
 
     def segment_arrived(self, header: SegmentHeader, payload: memoryview) -> list[PageArrived]:
         """Verify a segment that lies in its place; returns what can be decoded now (rule 4).
@@ -183,14 +208,15 @@ class ReceiveState:
         Raises:
             IntegrityError: its bytes do not match its checksum.
         """
+        page = self._pages.get(header.page)
+        page_stream = page.streams[header.stream] if page is not None else None
+        segment = header.offset // self.segment_bytes
+        if page is None or page_stream is None or page_stream.segments[segment] != _STARTED:
+            raise LocalProtocolError(f"a segment of page {header.page} arrived that was not placed")
         if checksum(payload) != header.checksum:
             page_ref = self.layout.page(header.page)
             raise IntegrityError(self.transfer, page_ref.layer, page_ref.kind, header.stream)
-        page = self._pages[header.page]
-        page_stream = page.streams[header.stream]
-        if page_stream is None:
-            raise FlowControlError(f"a segment of page {header.page} arrived that was never placed")
-        page_stream.arrived |= 1 << (header.offset // self.segment_bytes)
+        page_stream.segments[segment] = _ARRIVED
         page_stream.missing -= 1
         if page_stream.missing:
             return []
@@ -207,12 +233,18 @@ class ReceiveState:
 
     def page_streams(self, page: int, stream: int) -> list[memoryview]:
         """The bytes of streams 0 to `stream` of a page that has been handed out; read-only by agreement."""
-        held = self._pages[page].streams[: stream + 1]
+        held = self._handed_out(page, stream).streams[: stream + 1]
         return [page_stream.data for page_stream in held if page_stream is not None]
+
+    def _handed_out(self, page_index: int, stream: int) -> _Page:
+        page = self._pages.get(page_index)
+        if page is None or stream >= page.handed_out:
+            raise LocalProtocolError(f"stream {stream} of page {page_index} has not been handed out")
+        return page
 
     def decoded(self, page_index: int, stream: int) -> list[LayerReady | StreamReady | TransferComplete]:
         """The page is in place with streams 0 to `stream`; decoding may skip to the last stream handed out."""
-        page = self._pages[page_index]
+        page = self._handed_out(page_index, stream)
         events: list[LayerReady | StreamReady | TransferComplete] = []
         layer = self.layout.page(page_index).layer
         while page.decoded <= stream:

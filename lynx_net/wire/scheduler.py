@@ -14,6 +14,7 @@ Rules:
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections import deque
 from dataclasses import dataclass
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
     from lynx_net.wire.pacing import TokenBucket
 
 __all__ = ["NothingToSend", "Scheduler", "SendBytes", "SendQueue", "WaitUntil"]
+
+
+MAX_STREAM_BYTES = (1 << 32) - 1
+"""The header has 32 bits for the bytes of a page stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +67,18 @@ class _PageStream:
 class SendQueue:
     """Everything a transfer still has to send, per stream, with its credit."""
 
-    def __init__(self, transfer: int, streams: int, segment_bytes: int, initial_credit: int, deadline_s: float) -> None:
+    def __init__(
+        self,
+        transfer: int,
+        *,
+        streams: int,
+        page_count: int,
+        segment_bytes: int,
+        initial_credit: int,
+        deadline_s: float = math.inf,
+    ) -> None:
+        if math.isnan(deadline_s):
+            raise LocalProtocolError("deadline_s must be a number")
         self.transfer = transfer
         self.segment_bytes = segment_bytes
         self.deadline_s = deadline_s
@@ -70,6 +86,28 @@ class SendQueue:
         self.windows = [SendWindow(initial_credit if stream == 0 else 0) for stream in range(streams)]
         self.queued_bytes = [0] * streams
         self.sent_bytes = [0] * streams
+        self.unsent = streams * page_count
+        """Page streams whose last segment has not been chosen yet, those not submitted yet included."""
+        self._submitted = [bytearray(page_count) for _ in range(streams)]
+
+    def append(self, page: int, stream: int, data: memoryview) -> None:
+        """Queue one stream of one page; refuses what the receiver would."""
+        if not 0 <= stream < len(self.pages) or not 0 <= page < len(self._submitted[stream]):
+            raise LocalProtocolError(f"transfer {self.transfer} has no page {page} with a stream {stream}")
+        if data.nbytes > MAX_STREAM_BYTES:
+            raise LocalProtocolError(f"a page stream of {data.nbytes} bytes, at most {MAX_STREAM_BYTES} can be sent")
+        if self._submitted[stream][page]:
+            raise LocalProtocolError(f"stream {stream} of page {page} of transfer {self.transfer} was submitted before")
+        view = data.cast("B") if data.nbytes else memoryview(b"")
+        self._submitted[stream][page] = 1
+        self.pages[stream].append(_PageStream(page, view))
+        self.queued_bytes[stream] += view.nbytes
+
+    def waits_for_peer(self) -> bool:
+        """True if nothing can be sent before the receiver says something: it grants no credit, or it has everything."""
+        if any(self.sendable(stream) for stream in range(len(self.pages))):
+            return False
+        return not self.unsent or any(self.pages)
 
     def next_length(self, stream: int) -> int:
         """Payload bytes of the next segment of a stream that has bytes queued (rule 5)."""
@@ -86,14 +124,20 @@ class Scheduler:
 
     def __init__(self, pacer: TokenBucket | None = None) -> None:
         self.pacer = pacer
+        self.control_bytes = 0
+        """Bytes of control frames that wait."""
         self._control: deque[bytes] = deque()
         self._queues: dict[int, SendQueue] = {}
         # (stream, deadline) -> transfers that are sendable there, in the order of their turns
         self._turns: dict[tuple[int, float], deque[SendQueue]] = {}
+        # the keys of _turns, in order
+        self._order: list[tuple[int, float]] = []
 
     def control(self, message: Message) -> None:
         """Queue a control message."""
-        self._control.append(pack_control(encode_message(message)))
+        frame = pack_control(encode_message(message))
+        self._control.append(frame)
+        self.control_bytes += len(frame)
 
     def open(self, queue: SendQueue) -> None:
         """Take up a transfer."""
@@ -105,21 +149,23 @@ class Scheduler:
         if queue is None:
             return
         for stream in range(len(queue.pages)):
-            turns = self._turns.get((stream, queue.deadline_s))
-            if turns is not None and queue in turns:
-                turns.remove(queue)
-                if not turns:
-                    del self._turns[stream, queue.deadline_s]
+            if queue.sendable(stream):
+                self._turns[stream, queue.deadline_s].remove(queue)
+                self._forget_empty(stream, queue.deadline_s)
 
     def submit(self, transfer: int, page: int, stream: int, data: memoryview) -> None:
-        """Queue one stream of one page. `data` must not change until it has been sent."""
+        """Queue one stream of one page. `data` must not change until it has been sent.
+
+        Raises:
+            LocalProtocolError: the transfer is not open or has no such page, or it was submitted before.
+            TypeError: the buffer is not contiguous.
+        """
         queue = self._queues.get(transfer)
         if queue is None:
             raise LocalProtocolError(f"transfer {transfer} is not open for sending")
-        was_sendable = queue.sendable(stream)
-        queue.pages[stream].append(_PageStream(page, data.cast("B")))
-        queue.queued_bytes[stream] += data.nbytes
-        if not was_sendable and queue.sendable(stream):
+        was_empty = not 0 <= stream < len(queue.pages) or not queue.pages[stream]
+        queue.append(page, stream, data)
+        if was_empty and queue.sendable(stream):
             self._enter(queue, stream)
 
     def grant(self, transfer: int, stream: int, limit: int) -> None:
@@ -144,6 +190,7 @@ class Scheduler:
         """Decide what this lane sends now (rules 1 to 6). The answer counts as sent."""
         if self._control and lane == 0:
             frame = self._control.popleft()
+            self.control_bytes -= len(frame)
             self._pay(len(frame), now)
             return SendBytes((frame,), None, 0, 0)
         if not self._turns:
@@ -152,19 +199,28 @@ class Scheduler:
             ready_at = self.pacer.ready_at(now)
             if ready_at > now:
                 return WaitUntil(ready_at)
-        key = min(self._turns)
-        turns = self._turns[key]
+        stream, deadline_s = self._order[0]
+        turns = self._turns[stream, deadline_s]
         queue = turns.popleft()
-        chosen = self._cut(queue, key[0])
-        if queue.sendable(key[0]):
+        chosen = self._cut(queue, stream)
+        if queue.sendable(stream):
             turns.append(queue)
-        elif not turns:
-            del self._turns[key]
+        else:
+            self._forget_empty(stream, deadline_s)
         self._pay(HEADER_BYTES + chosen.payload_bytes, now)
         return chosen
 
     def _enter(self, queue: SendQueue, stream: int) -> None:
-        self._turns.setdefault((stream, queue.deadline_s), deque()).append(queue)
+        key = (stream, queue.deadline_s)
+        if key not in self._turns:
+            self._turns[key] = deque()
+            bisect.insort(self._order, key)
+        self._turns[key].append(queue)
+
+    def _forget_empty(self, stream: int, deadline_s: float) -> None:
+        if not self._turns[stream, deadline_s]:
+            del self._turns[stream, deadline_s]
+            self._order.remove((stream, deadline_s))
 
     def _pay(self, count: int, now: float) -> None:
         if self.pacer is not None:
@@ -184,6 +240,7 @@ class Scheduler:
         page_stream.offset += length
         if page_stream.offset == total:
             queue.pages[stream].popleft()
+            queue.unsent -= 1
         head = pack_segment_header(header)
         return SendBytes((head, payload) if length else (head,), queue.transfer, stream, length)
 

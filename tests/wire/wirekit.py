@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from lynx_net.wire import messages as m
+from lynx_net.wire.frames import SegmentHeader, checksum
 from lynx_net.wire.layout import CacheLayout
 
 text = st.text(max_size=20)
@@ -50,3 +51,33 @@ any_message = st.one_of(
 )
 
 LAYOUT = CacheLayout(layers=2, tokens=5, heads=2, key_size=3, value_size=4, page_tokens=2, raw_head=1, raw_tail=1)
+
+SIZES = (4097, 0, 4096, 10_000, 1, 9000, 4095, 8192)
+STREAMS = 2
+
+
+def page_sizes(page: int) -> list[frozenset[int]]:
+    """Sizes a page may have: the one that is sent, and one that never is."""
+    return [frozenset({SIZES[(3 * page + stream) % len(SIZES)], 20_000}) for stream in range(STREAMS)]
+
+
+def sent_size(page: int, stream: int) -> int:
+    return min(page_sizes(page)[stream])
+
+
+def page_bytes(transfer: int, page: int, stream: int) -> bytes:
+    """What a page stream contains: different for each, so that nothing can land in a wrong place unseen."""
+    seed = bytes((transfer % 251, page % 251, stream, 7, 11))
+    return (seed * (sent_size(page, stream) // 5 + 1))[: sent_size(page, stream)]
+
+
+NEED_BYTES = sum(max(sizes) for page in range(LAYOUT.page_count) for sizes in page_sizes(page))
+
+
+def segments_of(transfer: int, page: int, stream: int, segment_bytes: int = 4096) -> list[tuple[SegmentHeader, bytes]]:
+    """The segments that a sender cuts one page stream into."""
+    data = page_bytes(transfer, page, stream)
+    parts = [(at, data[at : at + segment_bytes]) for at in range(0, len(data), segment_bytes)] or [(0, b"")]
+    return [
+        (SegmentHeader(transfer, page, stream, at, len(part), len(data), checksum(part)), part) for at, part in parts
+    ]

@@ -1,0 +1,305 @@
+"""The scheduler against a model of the rules at the head of scheduler.py."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
+
+from lynx_net.errors import LocalProtocolError
+from lynx_net.wire.frames import HEADER_BYTES, MAX_CONTROL_BYTES, FrameReader, SegmentStart, checksum
+from lynx_net.wire.messages import Bye, Ping, Request, decode_message
+from lynx_net.wire.pacing import TokenBucket
+from lynx_net.wire.scheduler import NothingToSend, Scheduler, SendBytes, SendQueue, WaitUntil
+
+SEGMENT = 100
+STREAMS = 3
+PAGES = 40
+
+
+def parse(chosen: SendBytes) -> SegmentStart:
+    reader = FrameReader()
+    reader.buffers()[0][:] = chosen.buffers[0]
+    (start,) = reader.received(HEADER_BYTES)
+    assert isinstance(start, SegmentStart)
+    return start
+
+
+@dataclass
+class ModelStream:
+    limit: int
+    pages: list[tuple[int, bytes]] = field(default_factory=list)
+    offset: int = 0
+    sent: int = 0
+    waiting_since: int = 0
+
+    def next_part(self) -> bytes:
+        return self.pages[0][1][self.offset : self.offset + SEGMENT]
+
+    def sendable(self) -> bool:
+        return bool(self.pages) and len(self.next_part()) <= self.limit - self.sent
+
+
+@dataclass
+class ModelTransfer:
+    deadline_s: float
+    streams: list[ModelStream]
+    next_page: list[int] = field(default_factory=lambda: [0] * STREAMS)
+
+
+class AgainstTheRules(RuleBasedStateMachine):
+    transfers = Bundle("transfers")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scheduler = Scheduler()
+        self.model: dict[int, ModelTransfer] = {}
+        self.control: list[str] = []
+        self.clock = 0
+        self.next_id = 1
+
+    def tick(self) -> int:
+        self.clock += 1
+        return self.clock
+
+    @rule(
+        target=transfers,
+        credit=st.integers(0, 250),
+        deadline_s=st.sampled_from([1.0, 2.0, math.inf, math.inf]),
+    )
+    def open(self, credit: int, deadline_s: float) -> int:
+        transfer = self.next_id
+        self.next_id += 2
+        self.scheduler.open(
+            SendQueue(
+                transfer,
+                streams=STREAMS,
+                page_count=PAGES,
+                segment_bytes=SEGMENT,
+                initial_credit=credit,
+                deadline_s=deadline_s,
+            )
+        )
+        streams = [ModelStream(credit if stream == 0 else 0) for stream in range(STREAMS)]
+        self.model[transfer] = ModelTransfer(deadline_s, streams)
+        return transfer
+
+    @rule(transfer=transfers, stream=st.integers(0, STREAMS - 1), size=st.sampled_from([0, 1, 99, 100, 101, 250]))
+    def submit(self, transfer: int, stream: int, size: int) -> None:
+        model = self.model[transfer]
+        page = model.next_page[stream]
+        if page == PAGES:
+            return
+        model.next_page[stream] += 1
+        data = bytes((transfer + page + at) % 251 for at in range(size))
+        was = model.streams[stream].sendable()
+        model.streams[stream].pages.append((page, data))
+        if not was:
+            model.streams[stream].waiting_since = self.tick()
+        self.scheduler.submit(transfer, page, stream, memoryview(data))
+
+    @rule(transfer=transfers, stream=st.integers(0, STREAMS), limit=st.integers(0, 2000))
+    def grant(self, transfer: int, stream: int, limit: int) -> None:
+        self.scheduler.grant(transfer, stream, limit)
+        if stream == STREAMS:
+            return
+        model = self.model[transfer].streams[stream]
+        was = model.sendable()
+        model.limit = max(model.limit, limit)
+        if not was:
+            model.waiting_since = self.tick()
+
+    @rule(transfer=consumes(transfers))
+    def close(self, transfer: int) -> None:
+        self.scheduler.close(transfer)
+        del self.model[transfer]
+        self.scheduler.close(transfer)
+        self.scheduler.grant(transfer, 0, 10**6)
+        with pytest.raises(LocalProtocolError):
+            self.scheduler.submit(transfer, 0, 0, memoryview(b"late"))
+
+    @rule()
+    def say(self) -> None:
+        self.control.append(f"m{len(self.control)}")
+        self.scheduler.control(Bye(self.control[-1]))
+
+    @rule(lane=st.integers(0, 3), times=st.integers(1, 12))
+    def send(self, lane: int, times: int) -> None:
+        for _ in range(times):
+            chosen = self.scheduler.next(lane, 0.0)
+            if lane == 0 and self.control:
+                assert isinstance(chosen, SendBytes)
+                assert chosen.transfer is None
+                assert decode_message(bytes(chosen.buffers[0])[HEADER_BYTES:]) == Bye(self.control.pop(0))
+                continue
+            candidates = [
+                (number, model.deadline_s, stream.waiting_since, transfer)
+                for transfer, model in self.model.items()
+                for number, stream in enumerate(model.streams)
+                if stream.sendable()
+            ]
+            if not candidates:
+                assert isinstance(chosen, NothingToSend)
+                return
+            number, _, _, transfer = min(candidates)
+            assert isinstance(chosen, SendBytes)
+            self.check_segment(chosen, transfer, number)
+
+    def check_segment(self, chosen: SendBytes, transfer: int, number: int) -> None:
+        stream = self.model[transfer].streams[number]
+        page, data = stream.pages[0]
+        part = stream.next_part()
+        assert (chosen.transfer, chosen.stream, chosen.payload_bytes) == (transfer, number, len(part))
+        assert b"".join(bytes(buffer) for buffer in chosen.buffers[1:]) == part
+        header = parse(chosen).header
+        assert (header.transfer, header.page, header.stream) == (transfer, page, number)
+        assert (header.offset, header.length, header.stream_bytes) == (stream.offset, len(part), len(data))
+        assert header.offset % SEGMENT == 0
+        assert header.checksum == checksum(part)
+        stream.offset += len(part)
+        stream.sent += len(part)
+        assert stream.sent <= stream.limit
+        if stream.offset == len(data):
+            stream.pages.pop(0)
+            stream.offset = 0
+        stream.waiting_since = self.tick()
+
+    @precondition(lambda self: self.model)
+    @invariant()
+    def bookkeeping_agrees(self) -> None:
+        any_sendable = False
+        for transfer, model in self.model.items():
+            queue = self.scheduler._queues[transfer]
+            for number, stream in enumerate(model.streams):
+                left = sum(len(data) for _, data in stream.pages) - stream.offset
+                assert queue.queued_bytes[number] == left
+                assert queue.sent_bytes[number] == stream.sent
+                any_sendable |= stream.sendable()
+            unsent = STREAMS * PAGES - sum(model.next_page) + sum(len(stream.pages) for stream in model.streams)
+            assert queue.unsent == unsent
+        assert self.scheduler.has_control() == bool(self.control)
+        assert self.scheduler.has_work() == bool(self.control or any_sendable)
+        assert self.scheduler._order == sorted(self.scheduler._turns)
+
+
+TestAgainstTheRules = AgainstTheRules.TestCase
+TestAgainstTheRules.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+
+
+def queue_of(transfer: int = 1, **options: float) -> SendQueue:
+    fields = {"streams": 2, "page_count": 100, "segment_bytes": SEGMENT, "initial_credit": 10**9} | options
+    return SendQueue(transfer, **fields)  # type: ignore[arg-type]
+
+
+def test_nothing_is_queued_ahead_of_an_anchor() -> None:
+    """Rule 2 at the moment of choice: an anchor submitted late overtakes a backlog of residuals."""
+    scheduler = Scheduler()
+    for transfer in (1, 3):
+        scheduler.open(queue_of(transfer))
+        scheduler.grant(transfer, 1, 10**9)
+    for page in range(100):
+        scheduler.submit(1, page, 1, memoryview(bytes(1000)))
+    assert isinstance(scheduler.next(1, 0.0), SendBytes)
+    scheduler.submit(3, 0, 0, memoryview(bytes(250)))
+    chosen = [scheduler.next(1, 0.0) for _ in range(4)]
+    assert [(part.transfer, part.stream) for part in chosen if isinstance(part, SendBytes)] == [
+        (3, 0),
+        (3, 0),
+        (3, 0),
+        (1, 1),
+    ]
+
+
+def test_equal_transfers_take_turns() -> None:
+    scheduler = Scheduler()
+    for transfer in range(1, 21, 2):
+        scheduler.open(queue_of(transfer))
+        scheduler.submit(transfer, 0, 0, memoryview(bytes(10 * SEGMENT)))
+    order = []
+    while isinstance(chosen := scheduler.next(0, 0.0), SendBytes):
+        order.append(chosen.transfer)
+    assert order == list(range(1, 21, 2)) * 10
+
+
+def test_pacing_delays_segments_and_never_control() -> None:
+    scheduler = Scheduler(TokenBucket(8000, 0.0))
+    scheduler.open(queue_of())
+    scheduler.submit(1, 0, 0, memoryview(bytes(3 * SEGMENT)))
+    assert isinstance(scheduler.next(1, 0.0), SendBytes)
+    wait = scheduler.next(1, 0.0)
+    assert isinstance(wait, WaitUntil)
+    assert wait.at_s == pytest.approx((SEGMENT + HEADER_BYTES) / 1000)
+    scheduler.control(Ping())
+    assert scheduler.next(1, 0.0) == wait
+    paid = scheduler.next(0, 0.0)
+    assert isinstance(paid, SendBytes)
+    later = scheduler.next(1, 0.0)
+    assert isinstance(later, WaitUntil)
+    assert later.at_s == pytest.approx(wait.at_s + len(paid.buffers[0]) / 1000)
+    assert isinstance(scheduler.next(1, later.at_s), SendBytes)
+
+
+def test_what_the_receiver_would_refuse_is_not_queued() -> None:
+    scheduler = Scheduler()
+    scheduler.open(queue_of(page_count=2))
+    scheduler.submit(1, 0, 0, memoryview(b"x"))
+    for page, stream in ((-1, 0), (2, 0), (0, -1), (0, 2), (0, 0)):
+        with pytest.raises(LocalProtocolError):
+            scheduler.submit(1, page, stream, memoryview(b"x"))
+    with pytest.raises(TypeError):
+        scheduler.submit(1, 1, 0, memoryview(bytearray(10))[::2])
+    huge = memoryview(np.lib.stride_tricks.as_strided(np.zeros(1, np.uint8), (1 << 32,), (0,)))
+    with pytest.raises(LocalProtocolError, match="4294967295"):
+        scheduler.submit(1, 1, 0, huge)
+    with pytest.raises(LocalProtocolError):
+        SendQueue(1, streams=1, page_count=1, segment_bytes=1, initial_credit=0, deadline_s=math.nan)
+    assert isinstance(scheduler.next(0, 0.0), SendBytes)
+    assert isinstance(scheduler.next(0, 0.0), NothingToSend)
+
+
+def test_buffers_of_any_shape_travel_as_bytes() -> None:
+    scheduler = Scheduler()
+    scheduler.open(queue_of())
+    array = np.arange(12, dtype=np.uint16).reshape(3, 4)
+    scheduler.submit(1, 0, 0, memoryview(array))
+    scheduler.submit(1, 1, 0, memoryview(np.empty((0, 3))))
+    first, second = scheduler.next(0, 0.0), scheduler.next(0, 0.0)
+    assert isinstance(first, SendBytes)
+    assert bytes(first.buffers[1]) == array.tobytes()
+    assert isinstance(second, SendBytes)
+    assert len(second.buffers) == 1
+
+
+def test_a_message_too_large_leaves_the_queue_as_it_was() -> None:
+    scheduler = Scheduler()
+    with pytest.raises(LocalProtocolError):
+        scheduler.control(Request("r", {"prompt": bytes(MAX_CONTROL_BYTES)}))
+    assert scheduler.control_bytes == 0
+    assert not scheduler.has_work()
+    scheduler.control(Ping())
+    assert scheduler.control_bytes > HEADER_BYTES
+    scheduler.next(0, 0.0)
+    assert scheduler.control_bytes == 0
+
+
+def test_waiting_for_the_peer() -> None:
+    queue = queue_of(page_count=1, initial_credit=SEGMENT)
+    scheduler = Scheduler()
+    scheduler.open(queue)
+    assert not queue.waits_for_peer()  # its own application has not written yet
+    scheduler.submit(1, 0, 0, memoryview(bytes(2 * SEGMENT)))
+    assert not queue.waits_for_peer()
+    scheduler.next(0, 0.0)
+    assert queue.waits_for_peer()  # for credit
+    scheduler.grant(1, 0, 2 * SEGMENT)
+    scheduler.submit(1, 0, 1, memoryview(b""))
+    scheduler.next(0, 0.0)
+    assert not queue.waits_for_peer()
+    scheduler.next(0, 0.0)
+    assert queue.unsent == 0
+    assert queue.waits_for_peer()  # for Complete
