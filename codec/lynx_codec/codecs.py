@@ -10,8 +10,12 @@ import numpy as np
 from lynx_codec.base import Codec, PageShape
 from lynx_codec.errors import CodecError
 from lynx_codec.layout import (
+    BF16_ID,
     HEADER_BYTES,
+    INT4_ID,
+    INT8_ID,
     LYNX_HEADER_BYTES,
+    LYNX_ID,
     PageHeader,
     Sections,
     header_template,
@@ -39,8 +43,8 @@ class Engine(Protocol):
     exactly the length of the page. `base` is the length of the header.
     """
 
-    def warm_up(self) -> None:
-        """Compile, or load from a cache, everything that the first call would have to wait for."""
+    def warm_up(self, codec_id: int) -> None:
+        """Compile, or load from a cache, what the first call for this codec would have to wait for."""
 
     def store_raw(self, page: NDArray[Any], shape: PageShape, first: int, stop: int, out: NDArray[np.uint8]) -> None:
         """Write tokens [first, stop) as 16-bit floats, at least one."""
@@ -107,7 +111,7 @@ class _PageCodec(Codec):
 
     def warm_up(self) -> None:
         """Compile the kernels, or load them from numba's cache, so that the first page does not pay for it."""
-        self._engine.warm_up()
+        self._engine.warm_up(self.codec_id)
 
     def _buffers(self, outs: Sequence[memoryview], shape: PageShape) -> list[NDArray[np.uint8]]:
         """Writable byte arrays of the wide size over the caller's buffers."""
@@ -177,7 +181,7 @@ class LynxCodec(_PageCodec):
 
     name = "lynx"
     stream_names = ("anchor", "residual")
-    codec_id = 1
+    codec_id = LYNX_ID
     header_bytes = LYNX_HEADER_BYTES
 
     def __init__(self, load_engine: Callable[[], Engine], *, alpha: float = DEFAULT_ALPHA) -> None:
@@ -223,7 +227,7 @@ class AffineCodec(_PageCodec):
         super().__init__(load_engine)
         self._bits = bits
         self.name = f"int{bits}"
-        self.codec_id = {8: 2, 4: 3}[bits]
+        self.codec_id = {8: INT8_ID, 4: INT4_ID}[bits]
 
     def stream_bytes(self, shape: PageShape, *, wide: bool = False) -> tuple[int, ...]:
         return (Sections.of(shape, self.header_bytes, self._bits, wide).end,)
@@ -251,7 +255,7 @@ class Bfloat16Codec(_PageCodec):
 
     name = "bf16"
     stream_names = ("anchor",)
-    codec_id = 0
+    codec_id = BF16_ID
     _has_escape = False
 
     def stream_bytes(self, shape: PageShape, *, wide: bool = False) -> tuple[int, ...]:

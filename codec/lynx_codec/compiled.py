@@ -3,30 +3,39 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
+from numpy.typing import NDArray
 
 from lynx_codec import kernels
 from lynx_codec.base import PageShape
 from lynx_codec.errors import CodecError
+from lynx_codec.layout import BF16_ID, HEADER_BYTES, INT8_ID, LYNX_HEADER_BYTES, LYNX_ID
 from lynx_codec.reference import check_finite, widen
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from lynx_codec.tables import LynxTables
+from lynx_codec.tables import LynxTables, lynx_tables
 
 __all__ = ["CompiledEngine"]
 
+
+def _read_only(array: NDArray[Any]) -> NDArray[Any]:
+    """A read-only view: numba compiles read-only and writable arrays apart, so all inputs are made alike."""
+    if array.flags.writeable:
+        array = array[:]
+        array.flags.writeable = False
+    return array
+
+
 _KINDS = {"f": kernels.FLOAT32, "e": kernels.FLOAT16, "H": kernels.BFLOAT16}
 _BITS: dict[int, type[np.unsignedinteger[Any]]] = {4: np.uint32, 2: np.uint16}
+_EMPTY: dict[int, NDArray[Any]] = {item: np.empty(0, dtype=bits) for item, bits in _BITS.items()}
+_EMPTY_SOURCE = {item: _read_only(array) for item, array in _EMPTY.items()}
 _NO_RESIDUAL = np.empty(0, dtype=np.uint8)
 _NO_RESIDUAL.flags.writeable = False
-_NO_ROWS = np.empty(0, dtype=np.uint32)
 
 Strides = tuple[int, int]
+Pair = tuple[NDArray[Any], NDArray[Any]]
 
 
 class CompiledEngine:
@@ -36,26 +45,24 @@ class CompiledEngine:
         if sys.byteorder != "little":
             raise CodecError("the compiled kernels need a little-endian machine; use implementation='reference'")
 
-    def warm_up(self) -> None:
-        """Run every kernel once for every dtype, in both field widths."""
-        from lynx_codec.tables import lynx_tables
-
+    def warm_up(self, codec_id: int) -> None:
+        """Run the kernels of one codec; each is compiled once for all dtypes."""
         tables = lynx_tables(1.0)
         shape = PageShape(2, 1, 2)
+        page = np.zeros(shape.array_shape, dtype=np.float32)
         anchor, residual = np.zeros(512, dtype=np.uint8), np.zeros(4, dtype=np.uint8)
-        for dtype in (np.float32, np.float16, np.uint16):
-            page = np.zeros(shape.array_shape, dtype=dtype)
-            self.store_raw(page, shape, 0, 2, anchor[:8])
-            self.load_raw(anchor[:8], False, shape, 0, 2, page)
-            for bits in (8, 4):
-                self.encode_affine(page, shape, anchor, 32, bits)
-                self.decode_affine(anchor, shape, 32, False, bits, page)
-            self.encode_lynx(page, shape, anchor, residual, 64, tables)
-            self.decode_lynx(anchor, residual, shape, 64, False, tables.full, page)
+        self.store_raw(page, shape, 0, 2, anchor[:8])
+        self.load_raw(anchor[:8], False, shape, 0, 2, page)
+        if codec_id == LYNX_ID:
+            self.encode_lynx(page, shape, anchor, residual, LYNX_HEADER_BYTES, tables)
+            self.decode_lynx(anchor, residual, shape, LYNX_HEADER_BYTES, False, tables.full, page)
+        elif codec_id != BF16_ID:
+            bits = 8 if codec_id == INT8_ID else 4
+            self.encode_affine(page, shape, anchor, HEADER_BYTES, bits)
+            self.decode_affine(anchor, shape, HEADER_BYTES, False, bits, page)
 
     def store_raw(self, page: NDArray[Any], shape: PageShape, first: int, stop: int, out: NDArray[np.uint8]) -> None:
-        src, strides, dims = _flat(page, shape, pair=1)
-        src.flags.writeable = False
+        src, strides, dims = _source(page, shape, pair=1)
         if kernels.store_raw(src, strides, dims, _KINDS[page.dtype.char], first, stop, out) != 0:
             _raise_not_finite(page, shape, first, stop)
 
@@ -78,8 +85,7 @@ class CompiledEngine:
         base: int,
         tables: LynxTables,
     ) -> bool:
-        src, strides, dims = _flat(page, shape, pair=2)
-        src.flags.writeable = False
+        src, strides, dims = _source(page, shape, pair=2)
         first, stop = shape.raw_head, shape.tokens - shape.raw_tail
         at = base + 2 * (shape.raw_head + shape.raw_tail) * shape.channels
         kind = _KINDS[page.dtype.char]
@@ -114,15 +120,13 @@ class CompiledEngine:
                 stop,
                 _read_only(table),
                 dst,
-                dst if dst.itemsize == 4 else _NO_ROWS,
                 strides,
                 _KINDS[out.dtype.char],
             )
         _check_status(status)
 
     def encode_affine(self, page: NDArray[Any], shape: PageShape, out: NDArray[np.uint8], base: int, bits: int) -> bool:
-        src, strides, dims = _flat(page, shape, pair=1 if bits == 8 else 2)
-        src.flags.writeable = False
+        src, strides, dims = _source(page, shape, pair=1 if bits == 8 else 2)
         first, stop = shape.raw_head, shape.tokens - shape.raw_tail
         at = base + 2 * (shape.raw_head + shape.raw_tail) * shape.channels
         kind = _KINDS[page.dtype.char]
@@ -137,10 +141,8 @@ class CompiledEngine:
         first, stop = shape.raw_head, shape.tokens - shape.raw_tail
         at = base + 2 * (shape.raw_head + shape.raw_tail) * shape.channels
         with _Target(out, shape, pair=1 if bits == 8 else 2) as (dst, strides, dims):
-            rows, kind = dst if dst.itemsize == 4 else _NO_ROWS, _KINDS[out.dtype.char]
-            status = kernels.decode_affine(
-                _read_only(data), at, bits == 8, dims, wide, first, stop, dst, rows, strides, kind
-            )
+            kind = _KINDS[out.dtype.char]
+            status = kernels.decode_affine(_read_only(data), at, bits == 8, dims, wide, first, stop, dst, strides, kind)
         _check_status(status)
 
 
@@ -167,32 +169,37 @@ def _flat(page: NDArray[Any], shape: PageShape, pair: int) -> tuple[NDArray[Any]
     return flat, (token, head), (heads, size)
 
 
+def _source(page: NDArray[Any], shape: PageShape, pair: int) -> tuple[Pair, Strides, Strides]:
+    """`_flat` of an input, as the kernels want it."""
+    flat, strides, dims = _flat(page, shape, pair)
+    flat.flags.writeable = False
+    return _pair(flat, _EMPTY_SOURCE), strides, dims
+
+
+def _pair(flat: NDArray[Any], empty: dict[int, NDArray[Any]]) -> Pair:
+    """The uint32 and the uint16 array of a page, one of them empty."""
+    return (flat, empty[2]) if flat.itemsize == 4 else (empty[4], flat)
+
+
 class _Target:
     """The output page as `_flat` gives it; where that is a copy, leaving the context writes it back."""
 
-    __slots__ = ("_copy", "_flat", "_out")
+    __slots__ = ("_copy", "_out", "_parts")
 
     def __init__(self, out: NDArray[Any], shape: PageShape, pair: int) -> None:
         self._out = out
-        self._flat = _flat(out, shape, pair)
+        flat, strides, dims = _flat(out, shape, pair)
+        self._parts = (_pair(flat, _EMPTY), strides, dims)
         self._copy = None
-        if not np.may_share_memory(self._flat[0], out):
-            self._copy = self._flat[0].view(out.dtype).reshape(shape.array_shape)
+        if not np.may_share_memory(flat, out):
+            self._copy = flat.view(out.dtype).reshape(shape.array_shape)
 
-    def __enter__(self) -> tuple[NDArray[Any], Strides, Strides]:
-        return self._flat
+    def __enter__(self) -> tuple[Pair, Strides, Strides]:
+        return self._parts
 
     def __exit__(self, *error: object) -> None:
         if self._copy is not None:
             self._out[...] = self._copy
-
-
-def _read_only(array: NDArray[Any]) -> NDArray[Any]:
-    """A read-only view: numba compiles read-only and writable arrays apart, so all inputs are made alike."""
-    if array.flags.writeable:
-        array = array[:]
-        array.flags.writeable = False
-    return array
 
 
 def _check_status(status: int) -> None:

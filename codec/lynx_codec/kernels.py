@@ -1,11 +1,14 @@
 """Compiled CPU kernels (numba), bit-exact with reference.py.
 
-Arrays are one-dimensional. `src` and `dst` are the page as bits, uint32 (float32) or uint16 (float16 or bfloat16),
-and are addressed by element strides. Work goes row by row through float32 rows of `heads` x `padded` channels, where
-`padded` is the head size rounded up to even for nibbles; a row stays in the first-level cache, and the innermost loops
-run over its channels so that they become vector code. Table look-ups stand in loops of their own: mixed with
-arithmetic they would be taken apart and put together again lane by lane. numba types integer expressions as 64-bit;
-the casts keep them at 32 bits. There is no fastmath, so nothing is fused or reordered.
+Arrays are one-dimensional. `src` and `dst` are the page as bits, addressed by element strides: a pair of a uint32 array
+(float32 pages) and a uint16 array (float16 and bfloat16), of which the one that `kind` does not mean is empty; so
+each kernel is compiled once. Work goes row by row through float32 rows of `heads` x `padded` channels, where `padded`
+is the head size rounded up to even for nibbles; a row stays in the first-level cache, and the innermost loops run over
+its channels so that they become vector code. Table look-ups stand in loops of their own: mixed with arithmetic they
+would be taken apart and put together again lane by lane. numba types integer expressions as 64-bit; the casts
+keep them at 32 bits. There is no fastmath, so nothing is fused or reordered.
+
+All kernels are in this one file because numba's cache watches the file of a function, not those of its callees.
 """
 
 # numba types these functions, from their arguments:
@@ -124,22 +127,22 @@ def window(typing_context, array, start, size):
 
 @compiled
 def _load_row(src, at, head_stride, heads, size, padded, kind, row):
-    """One token as float32 bits into `row` [heads * padded], pad channels zero."""
+    """One token as float32 bits into `row` [heads * padded]; pad channels are left alone."""
     for h in range(heads):
         begin = at + h * head_stride
-        part = window(src, begin, size)
         into = window(row, h * padded, size)
         if kind == FLOAT32:
+            whole = window(src[0], begin, size)
             for i in range(size):
-                into[i] = np.uint32(part[i])
-        elif kind == BFLOAT16:
+                into[i] = whole[i]
+            continue
+        part = window(src[1], begin, size)
+        if kind == BFLOAT16:
             for i in range(size):
                 into[i] = np.uint32(np.uint32(part[i]) << np.uint32(16))
         else:
             for i in range(size):
                 into[i] = _half_bits(np.uint32(part[i]))
-        if padded > size:
-            row[h * padded + size] = np.uint32(0)
 
 
 @compiled
@@ -176,12 +179,14 @@ def _store_row(row, dst, at, head_stride, heads, size, padded, kind):
     """One token of float32 bits in `row` [heads * padded] into the page."""
     for h in range(heads):
         begin = at + h * head_stride
-        into = window(dst, begin, size)
         part = window(row, h * padded, size)
         if kind == FLOAT32:
+            whole = window(dst[0], begin, size)
             for i in range(size):
-                into[i] = part[i]
-        elif kind == BFLOAT16:
+                whole[i] = part[i]
+            continue
+        into = window(dst[1], begin, size)
+        if kind == BFLOAT16:
             for i in range(size):
                 into[i] = _to_bfloat16(part[i])
         else:
@@ -226,31 +231,28 @@ def load_raw(data, float16, shape, first, stop, dst, strides, kind):
     for t in range(first, stop):
         for h in range(heads):
             part = window(data, 2 * ((t - first) * heads + h) * size, 2 * size).view(np.uint16)
-            into = window(dst, t * token_stride + h * head_stride, size)
-            if float16:
+            begin = t * token_stride + h * head_stride
+            for i in range(size):
+                largest = max(largest, np.uint32(_widen(part[i], float16) & MAGNITUDE))
+            if kind == FLOAT32:
+                whole = window(dst[0], begin, size)
                 for i in range(size):
-                    bits = _half_bits(np.uint32(part[i]))
-                    largest = max(largest, np.uint32(bits & MAGNITUDE))
-                    into[i] = _narrow(bits, kind)
-            elif kind == FLOAT32:
+                    whole[i] = _widen(part[i], float16)
+                continue
+            into = window(dst[1], begin, size)
+            if kind == BFLOAT16:
                 for i in range(size):
-                    bits = np.uint32(np.uint32(part[i]) << np.uint32(16))
-                    largest = max(largest, np.uint32(bits & MAGNITUDE))
-                    into[i] = bits
+                    into[i] = _to_bfloat16(_widen(part[i], float16))
             else:
                 for i in range(size):
-                    bits = np.uint32(np.uint32(part[i]) << np.uint32(16))
-                    largest = max(largest, np.uint32(bits & MAGNITUDE))
-                    into[i] = _narrow(bits, kind)
+                    into[i] = _to_float16(_widen(part[i], float16))
     return NOT_FINITE if largest >= np.uint32(0x7F800000) else 0
 
 
 @compiled
-def _narrow(bits, kind):
-    """The bits of a finite float32 in the dtype of the page."""
-    if kind == FLOAT32:
-        return bits
-    return _to_bfloat16(bits) if kind == BFLOAT16 else _to_float16(bits)
+def _widen(half, float16):
+    """Float32 bits of a raw value."""
+    return _half_bits(np.uint32(half)) if float16 else np.uint32(np.uint32(half) << np.uint32(16))
 
 
 # --- statistics and metadata -----------------------------------------------------------------------------------------
@@ -273,7 +275,7 @@ def _statistics(src, strides, shape, padded, kind, first, stop, least, most, mea
     token_stride, head_stride = strides
     heads, size = shape
     width = heads * padded
-    bits = np.empty(width, np.uint32)
+    bits = np.zeros(width, np.uint32)
     row = bits.view(np.float32)
     pivot = np.empty(width, np.float32)
     total = np.empty(width, np.float32)
@@ -497,7 +499,7 @@ def encode_lynx(src, strides, shape, kind, first, stop, cells, anchor, at, resid
         _lynx_fields(least, most, mean, low, step, inverse, L_WIDE, first, stop, mu_code, sigma_code)
     at = _write_fields(anchor, at, shape, padded, low_bits, scale_bits, mu_code, sigma_code, wide)
 
-    bits = np.empty(width, np.uint32)
+    bits = np.zeros(width, np.uint32)
     row = bits.view(np.float32)
     mu = np.empty(width, np.float32)
     per_unit = np.empty(width, np.float32)
@@ -541,10 +543,10 @@ def encode_lynx(src, strides, shape, kind, first, stop, cells, anchor, at, resid
 
 
 @compiled
-def decode_lynx(anchor, at, residual, refine, shape, wide, first, stop, table, dst, dst32, strides, kind):
+def decode_lynx(anchor, at, residual, refine, shape, wide, first, stop, table, dst, strides, kind):
     """Coded tokens from the anchor, and from the residual too if `refine`; 0 or BAD_PAGE_FIELD.
 
-    `dst32` is `dst` if that is float32, or empty: rows that lie in one piece are then made in place.
+    Float32 rows that lie in one piece are made in place.
     """
     token_stride, head_stride = strides
     heads, size = shape
@@ -586,7 +588,7 @@ def decode_lynx(anchor, at, residual, refine, shape, wide, first, stop, table, d
                 for j in range(half):
                     a = np.uint32(coarse[j])
                     pairs[j] = (a & np.uint32(15)) | ((a & np.uint32(0xF0)) << np.uint32(4))
-            bits = window(dst32, t * token_stride, width) if direct else scratch
+            bits = window(dst[0], t * token_stride, width) if direct else scratch
             row = bits.view(np.float32)
             for c in range(width):
                 row[c] = table[codes[c]]
@@ -627,7 +629,7 @@ def encode_affine(src, strides, shape, kind, first, stop, eight, out, at):
         _affine_fields(least, most, low, step, inverse, L_WIDE, first, stop, low_code, range_code)
     at = _write_fields(out, at, shape, padded, low_bits, scale_bits, low_code, range_code, wide)
 
-    bits = np.empty(width, np.uint32)
+    bits = np.zeros(width, np.uint32)
     row = bits.view(np.float32)
     base = np.empty(width, np.float32)
     per_unit = np.empty(width, np.float32)
@@ -661,8 +663,8 @@ def encode_affine(src, strides, shape, kind, first, stop, eight, out, at):
 
 
 @compiled
-def decode_affine(data, at, eight, shape, wide, first, stop, dst, dst32, strides, kind):
-    """Coded tokens from codes of 8 or 4 bits; 0 or BAD_PAGE_FIELD. `dst32` is as in `decode_lynx`."""
+def decode_affine(data, at, eight, shape, wide, first, stop, dst, strides, kind):
+    """Coded tokens from codes of 8 or 4 bits; 0 or BAD_PAGE_FIELD."""
     token_stride, head_stride = strides
     heads, size = shape
     padded = size if eight else size + (size & 1)
@@ -693,7 +695,7 @@ def decode_affine(data, at, eight, shape, wide, first, stop, dst, dst32, strides
         for t in range(start, end):
             begin = at + (t - first) * bytes_per_row
             part = window(data, begin, bytes_per_row)
-            bits = window(dst32, t * token_stride, width) if direct else scratch
+            bits = window(dst[0], t * token_stride, width) if direct else scratch
             row = bits.view(np.float32)
             if eight:
                 for c in range(width):

@@ -22,11 +22,15 @@ if TYPE_CHECKING:
     from lynx_codec.base import PageShape
 
 __all__ = [
+    "BF16_ID",
     "BFLOAT16_RAW",
     "FLAG_WIDE",
     "FLOAT16_RAW",
     "HEADER_BYTES",
+    "INT4_ID",
+    "INT8_ID",
     "LYNX_HEADER_BYTES",
+    "LYNX_ID",
     "VERSION",
     "PageHeader",
     "Sections",
@@ -44,6 +48,9 @@ FLAG_WIDE = 1
 
 BFLOAT16_RAW = 0
 FLOAT16_RAW = 1
+
+BF16_ID, LYNX_ID, INT8_ID, INT4_ID = 0, 1, 2, 3
+"""The codecs, as the header names them."""
 
 HEADER_BYTES = 32
 LYNX_HEADER_BYTES = 64

@@ -1,4 +1,7 @@
-"""Numbers that are part of the format, shared by every implementation. All are exact float32 values."""
+"""Numbers that are part of the format, shared by every implementation. All are exact float32 values.
+
+The compiled kernels take these in as constants, and numba's cache does not watch this file: touch kernels.py with it.
+"""
 
 from __future__ import annotations
 

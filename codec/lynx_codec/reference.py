@@ -228,7 +228,7 @@ def unpack_nibbles(packed: U8, shape: PageShape) -> I32:
 class ReferenceEngine:
     """The numpy implementation of the steps the codecs are made of. `Engine` in codecs.py states the contract."""
 
-    def warm_up(self) -> None:
+    def warm_up(self, codec_id: int) -> None:
         """Nothing to compile."""
 
     def store_raw(self, page: NDArray[Any], shape: PageShape, first: int, stop: int, out: U8) -> None:
