@@ -4,7 +4,6 @@ import importlib.util
 import json
 import os
 import threading
-import time
 
 import pytest
 
@@ -31,7 +30,6 @@ def conversions(cache, tmp_path, monkeypatch):
         calls.append(work)
         for name, content in FILES.items():
             (work / name).write_bytes(content)
-        time.sleep(0.05)
 
     monkeypatch.setattr(smollm2, "_find_source", lambda: source)
     monkeypatch.setattr(smollm2, "_unpack", unpack)
@@ -109,18 +107,27 @@ def test_what_a_killed_conversion_left_is_removed(cache, conversions):
     assert not left.exists()
 
 
-def test_those_who_ask_at_once_convert_once(conversions):
+def test_those_who_ask_at_once_convert_once(conversions, monkeypatch):
     """The lock belongs to an open file, so threads exclude each other as processes do."""
-    steps: list[str] = []
-    threads = [
-        threading.Thread(target=smollm2.ensure_model, args=(lambda step, _done: steps.append(step),)) for _ in range(4)
-    ]
+    all_wait = threading.Barrier(4, timeout=10)
+    unpack = smollm2._unpack
+
+    def unpack_when_the_others_wait(*args):
+        all_wait.wait()
+        unpack(*args)
+
+    def tell(step, _done):
+        if "waiting" in step:
+            all_wait.wait()
+
+    monkeypatch.setattr(smollm2, "_unpack", unpack_when_the_others_wait)
+    threads = [threading.Thread(target=smollm2.ensure_model, args=(tell,)) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        thread.join(20)
+    assert not all_wait.broken
     assert len(conversions) == 1
-    assert any("waiting" in step for step in steps)
 
 
 def test_a_missing_package_is_named_with_its_commands(cache, monkeypatch):

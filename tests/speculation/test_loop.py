@@ -201,10 +201,10 @@ class SlowModel(HashModel):
     def __init__(self, seed, **kwargs):
         super().__init__(seed, **kwargs)
         self.permits = threading.Semaphore(0)
-        self.entered = threading.Event()
+        self.entered = 0
 
     def forward(self, tokens):
-        self.entered.set()
+        self.entered += 1
         assert self.permits.acquire(timeout=10)
         return super().forward(tokens)
 
@@ -221,9 +221,7 @@ async def test_cancel_in_every_forward_leaves_the_model_usable(forwards_before, 
     task = asyncio.create_task(collect_into(events, run))
     for _ in range(forwards_before):
         model.permits.release()
-    await until(lambda: len(model.calls) == forwards_before)
-    await asyncio.sleep(0.005)
-    model.entered.clear()
+    await until(lambda: model.entered == forwards_before + 1)
     for _ in range(cancels):
         task.cancel()
         await asyncio.sleep(0.005)
@@ -265,7 +263,7 @@ async def test_the_event_loop_stays_live_during_a_forward():
     transfer.finish()
     task = asyncio.create_task(collect(model, transfer, max_new_tokens=1))
     ticks = 0
-    await until(model.entered.is_set)
+    await until(lambda: model.entered == 1)
     for _ in range(50):
         await asyncio.sleep(0)
         ticks += 1
