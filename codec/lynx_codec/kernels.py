@@ -232,20 +232,24 @@ def load_raw(data, float16, shape, first, stop, dst, strides, kind):
         for h in range(heads):
             part = window(data, 2 * ((t - first) * heads + h) * size, 2 * size).view(np.uint16)
             begin = t * token_stride + h * head_stride
-            for i in range(size):
-                largest = max(largest, np.uint32(_widen(part[i], float16) & MAGNITUDE))
             if kind == FLOAT32:
                 whole = window(dst[0], begin, size)
                 for i in range(size):
-                    whole[i] = _widen(part[i], float16)
+                    bits = _widen(part[i], float16)
+                    largest = max(largest, np.uint32(bits & MAGNITUDE))
+                    whole[i] = bits
                 continue
             into = window(dst[1], begin, size)
             if kind == BFLOAT16:
                 for i in range(size):
-                    into[i] = _to_bfloat16(_widen(part[i], float16))
+                    bits = _widen(part[i], float16)
+                    largest = max(largest, np.uint32(bits & MAGNITUDE))
+                    into[i] = _to_bfloat16(bits)
             else:
                 for i in range(size):
-                    into[i] = _to_float16(_widen(part[i], float16))
+                    bits = _widen(part[i], float16)
+                    largest = max(largest, np.uint32(bits & MAGNITUDE))
+                    into[i] = _to_float16(bits)
     return NOT_FINITE if largest >= np.uint32(0x7F800000) else 0
 
 

@@ -105,6 +105,29 @@ def test_spike_beside_constant_chunks():
     assert np.abs(got[32:] - 1).max() < 0.02
 
 
+@pytest.mark.parametrize(("tokens", "wide"), [(39, False), (40, True), (64, True)])
+@pytest.mark.parametrize("implementation", ["compiled", "reference"])
+@pytest.mark.parametrize("name", QUANTISED)
+def test_short_chunks_have_no_say_in_the_escape(name, implementation, tokens, wide):
+    page = normal(tokens, 1, 2)
+    page[3, 0, 1] = 1e5
+    codec, shape = get_codec(name, implementation=implementation), PageShape(tokens, 1, 2)
+    assert len(encode(codec, page, shape)[0]) == codec.stream_bytes(shape, wide=wide)[0]
+
+
+@pytest.mark.parametrize("implementation", ["compiled", "reference"])
+@pytest.mark.parametrize(("range_steps", "wide"), [(3.75, True), (4.25, False)])
+@pytest.mark.parametrize("name", QUANTISED)
+def test_escape_limit(name, range_steps, wide, implementation):
+    """A chunk with an extent just below four steps of the grid makes a page wide, just above it does not."""
+    page = np.zeros((64, 1, 1), np.float32)
+    page[0] = 255
+    page[32:] = np.linspace(100.3, 100.3 + range_steps, 32).reshape(-1, 1, 1)
+    page[1:32] = np.linspace(0, 9, 31).reshape(-1, 1, 1)
+    codec, shape = get_codec(name, implementation=implementation), PageShape(64, 1, 1)
+    assert len(encode(codec, page, shape)[0]) == codec.stream_bytes(shape, wide=wide)[0]
+
+
 @pytest.mark.parametrize("implementation", ["compiled", "reference"])
 @pytest.mark.parametrize("name", QUANTISED)
 def test_constant_chunk_far_from_zero_does_not_escape(name, implementation):
