@@ -7,15 +7,15 @@ again, all in one pass over the unfed tokens and the drafts, on Q_full.
 
 from __future__ import annotations
 
-import asyncio
 import math
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING, TypeVar
+from contextlib import aclosing
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lynx_net.aio.offload import run_blocking
 from lynx_net.errors import LocalProtocolError, LynxError
 from lynx_net.speculation.events import Commit, Done, Draft, Retract
 from lynx_net.speculation.policy import Action, Limits, is_finished, next_action
@@ -23,7 +23,7 @@ from lynx_net.speculation.sampling import draw, probabilities
 from lynx_net.speculation.verify import Verdict, verify_greedy, verify_sampled
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+    from collections.abc import AsyncGenerator, Collection, Sequence
     from concurrent.futures import Executor
 
     from numpy.typing import NDArray
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from lynx_net.speculation.protocols import DecodeModel, ProgressiveTransfer
 
 __all__ = ["checked_limits", "decode"]
-
-_T = TypeVar("_T")
-
 
 async def decode(
     model: DecodeModel,
@@ -183,7 +180,7 @@ class _Run:
 
     async def draft(self) -> Draft:
         """Decode one token from the cache as it is."""
-        row = (await self._in_thread(self._model.forward, self.drafts[-1:] or self._unfed))[-1]
+        row = (await run_blocking(self._executor, self._model.forward, self.drafts[-1:] or self._unfed))[-1]
         if self._temperature > 0:
             self._draft_rows.append(probabilities(row, self._temperature))
             token = draw(self._draft_rows[-1], self._rng)
@@ -204,7 +201,7 @@ class _Run:
             self._model.truncate(self._base)
             return self._model.forward([*self._unfed, *fed])
 
-        rows = (await self._in_thread(judge))[len(self._unfed) - 1 :]
+        rows = (await run_blocking(self._executor, judge))[len(self._unfed) - 1 :]
         verdict = self._judge(rows)
         now_s = self._verified_at_s = time.monotonic()
         events: list[Event] = []
@@ -220,7 +217,7 @@ class _Run:
 
     async def decode(self) -> Commit:
         """Decode one final token on Q_full."""
-        row = (await self._in_thread(self._model.forward, self._unfed))[-1]
+        row = (await run_blocking(self._executor, self._model.forward, self._unfed))[-1]
         token = draw(probabilities(row, self._temperature), self._rng) if self._temperature > 0 else int(row.argmax())
         self._base += len(self._unfed)
         self._unfed = [token]
@@ -257,16 +254,3 @@ class _Run:
         self._times_s += [*self._draft_times_s[:accepted], *[now_s] * (len(tokens) - accepted)]
         self.drafts.clear()
         return Commit(tuple(tokens), accepted, now_s)
-
-    async def _in_thread(self, function: Callable[..., _T], *args: object) -> _T:
-        """Run in the worker thread; a cancelled caller gets control back only after the thread is done."""
-        future = asyncio.get_running_loop().run_in_executor(self._executor, function, *args)
-        try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            while not future.done():
-                with suppress(asyncio.CancelledError):  # the first one is raised again below
-                    await asyncio.wait([future])
-            if not future.cancelled():
-                future.exception()  # looked at, so that asyncio does not report it as lost
-            raise
