@@ -21,8 +21,9 @@ Rules of time (`now` is an argument everywhere):
 
 1. Whatever arrives, one byte suffices, proves that the peer lives. Silence for `deadline_s` ends the link.
 2. Whoever has sent nothing for a third of the peer's deadline sends a Ping.
-3. A transfer that holds credit and gets no byte for `progress_timeout_s` is aborted by its receiver. It is not its
-   fault, and the time does not run, while bytes of an earlier stream arrive on the link or our own decoder is behind.
+3. A transfer that holds credit and gets no byte for `progress_timeout_s` is aborted by its receiver; so is one whose
+   bytes are here while nothing at all was decoded for that time. It is not its sender's fault, and the time does not
+   run, while bytes of an earlier stream arrive on the link, or credit is withheld for those of another link.
 4. A transfer that can send nothing before its receiver says something, and hears nothing of it for
    `progress_timeout_s`, is aborted by its sender. A receiver that withholds credit on purpose (grants rules 1 and 2)
    or whose decoder moves therefore repeats a Credit as often as rule 2 has pings.
@@ -193,7 +194,8 @@ class LinkCore:
         self._stream_heard_s = [now] * MAX_STREAMS
         self._asked_of_us: set[str] = set()
         self._reassured_at_s = now
-        self._decoded_pages_seen = 0
+        self._decoded_pages_seen = book.decoded_pages
+        self._decoder_moved_at_s = now
         self.heard_at_s = now
         self._sent_at_s = now
 
@@ -461,21 +463,20 @@ class LinkCore:
     def timer(self, now: float) -> list[Event]:
         """Rules 2 to 4; rule 1 is the driver's, who first reads what waits in its sockets."""
         events: list[Event] = []
+        if now >= self._reassured_at_s + self._reassure_every_s:
+            self._reassured_at_s = now
+            self._reassure(now)
         if now >= self._sent_at_s + self._ping_every_s:
             if not self.scheduler.has_control():
                 self.scheduler.control(Ping())
             self._sent_at_s = now
-        if now >= self._reassured_at_s + self._reassure_every_s:
-            self._reassured_at_s = now
-            self._reassure()
         limit_s = self.config.progress_timeout_s
         for transfer, since_s in list(self._receive_progress_s.items()):
             if now - since_s >= limit_s:
-                since_s = self._owed_since(transfer, now)
+                since_s, what = self._stalled_since(transfer, now)
                 self._receive_progress_s[transfer] = since_s
                 if now - since_s >= limit_s:
-                    reason = f"no byte of transfer {transfer} arrived for {limit_s:g} s"
-                    events += self.abort(transfer, AbortCode.STALLED, reason)
+                    events += self.abort(transfer, AbortCode.STALLED, f"{what} for {limit_s:g} s")
         for transfer, since_s in list(self._send_progress_s.items()):
             if now - since_s >= limit_s:
                 if self._sending[transfer].waits_for_peer():
@@ -489,10 +490,12 @@ class LinkCore:
     def _reassure_every_s(self) -> float:
         return min(self._ping_every_s, self.config.progress_timeout_s / 3)
 
-    def _reassure(self) -> None:
+    def _reassure(self, now: float) -> None:
         """Rule 4, as the receiver. Nothing is said while the peer does not even read what was said before."""
         decoder_moves = self._book.decoded_pages != self._decoded_pages_seen
-        self._decoded_pages_seen = self._book.decoded_pages
+        if decoder_moves:
+            self._decoded_pages_seen = self._book.decoded_pages
+            self._decoder_moved_at_s = now
         if self.scheduler.has_control():
             return
         for transfer, state in self._receiving.items():
@@ -507,14 +510,19 @@ class LinkCore:
             if segment.stream < MAX_STREAMS:
                 self._stream_heard_s[segment.stream] = now
 
-    def _owed_since(self, transfer: int, now: float) -> float:
-        """Since when a byte of a transfer could have come and did not (rule 3)."""
+    def _stalled_since(self, transfer: int, now: float) -> tuple[float, str]:
+        """Since when a transfer could have moved and did not, and what did not happen (rule 3)."""
         state = self._receiving[transfer]
+        since_s = self._receive_progress_s[transfer]
         if state.accepted:
             for stream, window in enumerate(state.windows):
-                if state.owes(stream) and window.outstanding > 0 and not window.held:
-                    return max([self._receive_progress_s[transfer], *self._stream_heard_s[:stream]])
-        return now
+                if window.held:
+                    return max(since_s, self._decoder_moved_at_s), "this receiver decoded nothing"
+                if state.owes(stream):
+                    if not window.outstanding or self._book.is_behind(self.link, stream):
+                        break
+                    return max([since_s, *self._stream_heard_s[:stream]]), f"no byte of transfer {transfer} arrived"
+        return now, ""
 
     def _request_arrived(self, request_id: str, meta: dict[str, Any]) -> list[Event]:
         if request_id in self._asked_of_us:

@@ -124,7 +124,7 @@ class CreditBook:
         entry = self._entries.get((link, transfer))
         if entry is None:
             return False
-        return not entry.state.accepted or any(self._is_after(entry.link, stream) for stream in entry.owed)
+        return not entry.state.accepted or any(self.is_behind(link, stream) for stream in entry.owed)
 
     def _admit(self) -> list[Grant]:
         grants: list[Grant] = []
@@ -150,8 +150,8 @@ class CreditBook:
         if not owing[entry.link]:
             del owing[entry.link]
 
-    def _is_after(self, link: Hashable, stream: int) -> bool:
-        """Whether another link owes bytes of a stream before this one (rule 2)."""
+    def is_behind(self, link: Hashable, stream: int) -> bool:
+        """Whether another link owes bytes of a stream before this one, so that this one is granted nothing (rule 2)."""
         return any(
             len(owing) > (1 if link in owing else 0)
             for earlier in range(stream)
@@ -163,6 +163,6 @@ class CreditBook:
             Grant(entry.link, entry.state.transfer, stream, limit)
             for entry in entries
             for stream in sorted(entry.owed)
-            if not self._is_after(entry.link, stream)
+            if not self.is_behind(entry.link, stream)
             and (limit := entry.state.windows[stream].next_limit()) is not None
         ]
