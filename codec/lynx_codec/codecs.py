@@ -67,6 +67,7 @@ class Engine(Protocol):
 
         `anchor` has the wide size.
         """
+        ...
 
     def decode_lynx(
         self,
@@ -82,6 +83,7 @@ class Engine(Protocol):
 
     def encode_affine(self, page: NDArray[Any], shape: PageShape, out: NDArray[np.uint8], base: int, bits: int) -> bool:
         """Write metadata and codes of 4 or 8 bits of the coded tokens, at least one; true if the page escaped."""
+        ...
 
     def decode_affine(
         self, data: NDArray[np.uint8], shape: PageShape, base: int, wide: bool, bits: int, out: NDArray[Any]

@@ -16,6 +16,8 @@ All kernels are in this one file because numba's cache watches the file of a fun
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import njit, types
@@ -78,8 +80,7 @@ def compiled(function):
         return njit(nogil=True)(function)
 
 
-@intrinsic
-def float_of(typing_context, bits):
+def _float_of(typing_context, bits):
     """The float32 with these bits (uint32)."""
 
     def generate(context, builder, signature, arguments):
@@ -88,8 +89,7 @@ def float_of(typing_context, bits):
     return types.float32(types.uint32), generate
 
 
-@intrinsic
-def bits_of(typing_context, value):
+def _bits_of(typing_context, value):
     """The bits of a float32 as uint32."""
 
     def generate(context, builder, signature, arguments):
@@ -98,8 +98,7 @@ def bits_of(typing_context, value):
     return types.uint32(types.float32), generate
 
 
-@intrinsic
-def window(typing_context, array, start, size):
+def _window(typing_context, array, start, size):
     """array[start : start + size] without bounds checks and without a reference count, for use inside one kernel."""
     index = types.intp
 
@@ -120,6 +119,11 @@ def window(typing_context, array, start, size):
         return view._getvalue()
 
     return array(array, index, index), generate
+
+
+float_of: Any = intrinsic(_float_of)
+bits_of: Any = intrinsic(_bits_of)
+window: Any = intrinsic(_window)
 
 
 # --- rows ------------------------------------------------------------------------------------------------------------

@@ -163,11 +163,12 @@ class Grid:
 
     def place(self, codes: I32) -> F32:
         """Float32 position of each code."""
-        return self.low + self.step * codes.astype(np.float32)
+        return self.low + self.length(codes)
 
     def length(self, codes: I32) -> F32:
         """Float32 length of each code."""
-        return self.step * codes.astype(np.float32)
+        length: F32 = self.step * codes.astype(np.float32)
+        return length
 
     def clamp(self, codes: F32) -> I32:
         """Integer codes of whole numbers that may lie outside the grid by a rounding error."""
