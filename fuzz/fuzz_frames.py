@@ -33,6 +33,7 @@ from lynx_net.wire.frames import (
     ControlFrame,
     FrameReader,
     SegmentFrame,
+    SegmentHeader,
     SegmentStart,
     checksum,
 )
@@ -271,11 +272,16 @@ class Target:
                                 return "waits for an offer"
                             self.check_memory()
                             for done in self.reader.deliver_to(place):
-                                self.handle(self.core.segment(done.header, done.payload, self.now))
+                                self.arrive(done.header, done.payload)
                         case SegmentFrame(header, payload):
-                            self.handle(self.core.segment(header, payload, self.now))
+                            self.arrive(header, payload)
             self.act()
         return "read" if self.reader.idle else "truncated"
+
+    def arrive(self, header: SegmentHeader, payload: memoryview | None) -> None:
+        """A segment is in its place, or was dropped."""
+        if payload is not None:
+            self.handle(self.core.segment(header, checksum(payload), self.now))
 
     def act(self) -> None:
         """Our own side: sends, lets time pass, gives transfers up."""

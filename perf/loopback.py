@@ -24,7 +24,7 @@ import lynx_net
 from lynx_net import CacheLayout, LinkConfig
 from lynx_net.aio.endpoint import Endpoint
 from lynx_net.aio.link import Link
-from lynx_net.aio.transfer import IncomingTransfer, Offer
+from lynx_net.aio.transfer import IncomingTransfer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -99,12 +99,12 @@ class Swallow(IncomingTransfer):
         return int(self.offer.layout.page_count * self.offer.meta["page_bytes"])
 
     def page_arrived(self, page: int, stream: int) -> None:
-        self.link.decoded(self, page, stream)
+        self.link.decoded(self, [page], stream)
 
 
 def _endpoint(size: int) -> Endpoint[Link]:
     config = LinkConfig(segment_bytes=size, memory_bytes=1 << 40)
-    return Endpoint(lambda core, lanes, clock: Link(core, lanes, Swallow, clock), config=config, rate=None)
+    return Endpoint(lambda parts: Link(parts, Swallow), config=config, rate=None)
 
 
 def lynx_receive(pipe: Connection, total: int, lanes: int, size: int) -> None:
@@ -130,7 +130,7 @@ def lynx_send(port: int, total: int, lanes: int, size: int) -> tuple[float, floa
     async def send() -> tuple[float, float]:
         endpoint = _endpoint(size)
         source = memoryview(bytes(SOURCE_BYTES))
-        layout = CacheLayout(layers=total // size, tokens=1, heads=1, key_size=1, value_size=0)
+        layout = CacheLayout(layers=1, tokens=total // size, heads=1, key_size=1, value_size=0, page_tokens=1)
         link = await endpoint.connect(f"tcp://127.0.0.1:{port}", lanes=lanes)
         began_s, began = time.monotonic(), cpu_seconds()
         transfer = link.open_transfer(
@@ -163,7 +163,7 @@ def measure(kind: str, total: int, lanes: int, size: int) -> tuple[float, float]
     receive, send = SIDES[kind]
     here, there = multiprocessing.Pipe()
     context = multiprocessing.get_context("spawn")
-    process = context.Process(target=receive, args=(there, total, lanes, size))
+    process = context.Process(target=receive, args=(there, total, lanes, size), daemon=True)
     process.start()
     began_s, sent_cpu = send(here.recv(), total, lanes, size)
     ended_s, received_cpu = here.recv()

@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import logging
 import secrets
+import threading
 import time
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from lynx_net.aio.handshake import MAX_LANES, make_hello, read_hello, send_message
-from lynx_net.aio.link import Link
+from lynx_net.aio.link import Link, LinkParts
 from lynx_net.errors import (
     ConnectionLostError,
     HandshakeError,
@@ -25,7 +26,7 @@ from lynx_net.wire.messages import Hello, Reject
 from lynx_net.wire.pacing import parse_rate
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Callable
 
     from lynx_net.aio.transfer import IncomingTransfer
     from lynx_net.transport import Listener
@@ -45,7 +46,7 @@ class Endpoint(Generic[LinkT]):
     """One credit book, one incarnation, any number of links.
 
     Args:
-        make_link: makes a link of a protocol core, its lanes and a clock.
+        make_link: makes a link of its parts.
         config: settings of this side.
         rate: pacing of each link, e.g. "10Gbit"; None is unpaced.
 
@@ -54,7 +55,7 @@ class Endpoint(Generic[LinkT]):
 
     def __init__(
         self,
-        make_link: Callable[[LinkCore, Sequence[Lane], Callable[[], float]], LinkT],
+        make_link: Callable[[LinkParts], LinkT],
         *,
         config: LinkConfig,
         rate: str | float | None,
@@ -64,6 +65,8 @@ class Endpoint(Generic[LinkT]):
         self._make_link = make_link
         self._clock: Callable[[], float] = getattr(asyncio.get_running_loop(), "virtual_clock", time.monotonic)
         self.incarnation = secrets.token_bytes(8)
+        # One lock for all links, since they share the credit book and threads of any link may change it.
+        self._lock = threading.RLock()
         self._book = CreditBook(config.memory_bytes)
         self.links: dict[bytes, LinkT] = {}
         self._watchers: set[asyncio.Task[None]] = set()
@@ -128,7 +131,7 @@ class Endpoint(Generic[LinkT]):
             rate_bps=self._rate_bps,
             now=self._clock(),
         )
-        link = self._make_link(core, lanes, self._clock)
+        link = self._make_link(LinkParts(core, lanes, self._lock, self._clock))
         self.links[key] = link
         link.start()
         watcher = asyncio.create_task(self._forget_when_closed(key, link))

@@ -1,18 +1,22 @@
-"""A link at run time: the tasks that move bytes between the lanes and the protocol core."""
+"""A link at run time: what users call, and what happens when the protocol core says that something has."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import threading
+from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
+from lynx_net.aio.pump import LoopPump, Pump
+from lynx_net.aio.threads import ThreadPump
 from lynx_net.aio.transfer import IncomingTransfer, Offer, OutgoingTransfer
 from lynx_net.errors import (
     ConnectionLostError,
     LocalProtocolError,
     LynxError,
     PeerTimeoutError,
-    RemoteProtocolError,
     RequestRefusedError,
 )
 from lynx_net.wire.connection import (
@@ -20,24 +24,22 @@ from lynx_net.wire.connection import (
     PeerClosed,
     RequestReceived,
     RequestRefused,
-    SegmentAwaitsOffer,
     TransferDelivered,
     TransferFailed,
 )
-from lynx_net.wire.frames import ControlFrame, FrameReader, SegmentFrame, SegmentStart
-from lynx_net.wire.messages import AbortCode, decode_message
+from lynx_net.wire.messages import AbortCode
 from lynx_net.wire.receiving import LayerReady, PageArrived, StreamReady, TransferComplete
-from lynx_net.wire.scheduler import NothingToSend, SendBytes, WaitUntil
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from lynx_net.transport import Lane
     from lynx_net.wire.connection import Event, LinkCore
     from lynx_net.wire.frames import SegmentHeader
     from lynx_net.wire.layout import CacheLayout
+    from lynx_net.wire.scheduler import SendBytes
 
-__all__ = ["IncomingRequest", "Link"]
+__all__ = ["IncomingRequest", "Link", "LinkParts", "MakeIncoming"]
 
 logger = logging.getLogger("lynx_net")
 
@@ -46,6 +48,16 @@ CLOSE_S = 0.5
 
 SECOND_LOOK_S = 0.02
 """Before a peer is given up, what waits in the sockets is read: it may be this process that was stopped."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkParts:
+    """What an endpoint makes a link of."""
+
+    core: LinkCore
+    lanes: Sequence[Lane]
+    lock: threading.RLock
+    clock: Callable[[], float]
 
 
 class MakeIncoming(Protocol):
@@ -96,24 +108,27 @@ class Link:
     until `close`, until its peer says goodbye, or until an error, which then is what every waiter gets.
     """
 
-    def __init__(
-        self, core: LinkCore, lanes: Sequence[Lane], make_incoming: MakeIncoming, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, parts: LinkParts, make_incoming: MakeIncoming) -> None:
+        core, lanes = parts.core, parts.lanes
         self.core = core
-        self.clock = clock
+        self.lock = parts.lock
+        self.clock = parts.clock
         self.peer = lanes[0].peer
         self.error: LynxError | None = None
-        self._lanes = lanes
         self._make_incoming = make_incoming
-        self._wake = [asyncio.Event() for _ in lanes]
+        self._pump = _make_pump(self, lanes)
+        self._loop = asyncio.get_running_loop()
+        self._loop_thread = threading.get_ident()
+        self._events: deque[Event] = deque()
+        self._draining = False
+        self._waiting_for_room: set[int] = set()
+        self._failure: asyncio.Future[LynxError] = self._loop.create_future()
         self._outgoing: dict[int, OutgoingTransfer] = {}
         self._incoming: dict[int, IncomingTransfer] = {}
         self._asked: dict[str, asyncio.Future[IncomingTransfer]] = {}
         self._transfers = _Inbox()
         self._requests = _Inbox()
-        self._offers_changed = asyncio.Event()
         self._closing = False
-        self._flushed = asyncio.Event()
         self._ended = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.on_offer: Callable[[IncomingTransfer], None] = self._transfers.put
@@ -142,16 +157,18 @@ class Link:
         if request_id in self._asked:
             raise LocalProtocolError(f"request {request_id!r} is already waiting for an answer")
         future: asyncio.Future[IncomingTransfer] = asyncio.get_running_loop().create_future()
-        self.core.request(request_id, meta or {})
+        with self.lock:
+            self.core.request(request_id, meta or {})
+            self._pump.wake()
         self._asked[request_id] = future
-        self._kick()
         return await future
 
     def refuse(self, request_id: str, reason: str) -> None:
         """Answer a request with no."""
         self._check_open()
-        self.core.refuse(request_id, reason)
-        self._kick()
+        with self.lock:
+            self.core.refuse(request_id, reason)
+            self._pump.wake()
 
     def open_transfer(
         self,
@@ -167,18 +184,19 @@ class Link:
         """Offer a transfer of encoded page streams and return its sending end at once."""
         self._check_open()
         offer = Offer(request_id, layout, codec, codec_params, streams, meta or {}, first_token)
-        transfer = self.core.offer(
-            request_id=request_id,
-            layout=layout,
-            codec=codec,
-            codec_params=codec_params,
-            streams=streams,
-            meta=offer.meta,
-            first_token=first_token,
-            now=self.clock(),
-        )
-        outgoing = self._outgoing[transfer] = OutgoingTransfer(self, transfer, offer)
-        self._kick()
+        with self.lock:
+            transfer = self.core.offer(
+                request_id=request_id,
+                layout=layout,
+                codec=codec,
+                codec_params=codec_params,
+                streams=streams,
+                meta=offer.meta,
+                first_token=first_token,
+                now=self.clock(),
+            )
+            outgoing = self._outgoing[transfer] = OutgoingTransfer(self, transfer, offer)
+            self._pump.wake()
         return outgoing
 
     async def close(self, reason: str = "closed") -> None:
@@ -187,15 +205,16 @@ class Link:
             return
         if not self._closing:
             self._closing = True
-            self.core.bye(reason)
-            self._kick()
+            with self.lock:
+                self.core.bye(reason)
+                self._pump.wake()
         try:
             async with asyncio.timeout(CLOSE_S):
-                await self._flushed.wait()
+                await self._pump.flushed()
         except TimeoutError:
             logger.debug("the farewell to %s did not leave in time", self.peer)
         finally:
-            self._task.cancel()
+            self.pump_failed(ConnectionLostError(f"the link to {self.peer} was closed on this side"))
             await self._ended.wait()
 
     async def closed(self) -> None:
@@ -206,25 +225,84 @@ class Link:
 
     def submit(self, transfer: OutgoingTransfer, page: int, stream: int, data: memoryview) -> None:
         """Queue one stream of one page of an outgoing transfer."""
-        transfer.delivered.done()
-        self.core.submit(transfer.id, page, stream, data, self.clock())
+        with self.lock:
+            if not self.core.is_sending(transfer.id):
+                self._drain()  # why it has ended may not have been handled yet
+                transfer.delivered.done()
+            self.core.submit(transfer.id, page, stream, data, self.clock())
+            if self.core.queued_bytes(transfer.id, 0) >= self.core.config.send_queue_bytes:
+                self._waiting_for_room.add(transfer.id)
+                transfer.has_room(False)
+            self._pump.wake()
         transfer.stats.stream_bytes[stream] += data.nbytes
-        self._update_room(transfer)
-        self._kick()
 
-    def decoded(self, transfer: IncomingTransfer, page: int, stream: int) -> None:
-        """A page of an incoming transfer is in place with streams 0 to `stream`."""
-        self._dispatch(self.core.decoded(transfer.id, page, stream))
+    def page_streams(self, transfer: IncomingTransfer, page: int, stream: int) -> list[memoryview]:
+        """The encoded streams 0 to `stream` of a page that has arrived; valid until `decoded` of its last stream."""
+        with self.lock:
+            state = self.core.receive_state(transfer.id)
+            return [] if state is None else state.page_streams(page, stream)
+
+    def decoded(self, transfer: IncomingTransfer, pages: Sequence[int], stream: int) -> None:
+        """Pages of an incoming transfer are in place with streams 0 to `stream`."""
+        with self.lock:
+            for page in pages:
+                self.post(self.core.decoded(transfer.id, page, stream))
+            self._pump.wake()
 
     def abort(self, transfer: int, code: int, reason: str, error: LynxError | None = None) -> None:
         """Give up a transfer of either direction."""
-        self._dispatch(self.core.abort(transfer, code, reason, error))
+        with self.lock:
+            self.post(self.core.abort(transfer, code, reason, error))
+            self._pump.wake()
+        self._drain()
 
     def wake(self) -> None:
-        """The core has something new to send."""
-        self._kick()
+        """The core has something new to send; called with the lock."""
+        self._pump.wake()
 
-    # ---- the tasks
+    # ---- what the pump calls
+
+    def post(self, events: Sequence[Event]) -> None:
+        """Handle events of the core, in order, in the event loop; may be called from any thread."""
+        with self.lock:
+            self._events.extend(events)
+            if self.core.scheduler.has_work():
+                self._pump.wake()
+            if not self._events or self._draining:
+                return
+            self._draining = True
+        if threading.get_ident() == self._loop_thread:
+            self._loop.call_soon(self._drain)
+        else:
+            self._loop.call_soon_threadsafe(self._drain)
+
+    def sent(self, chosen: SendBytes) -> None:
+        """Bytes left; a writer that waited for room goes on. Called with the lock, from any thread."""
+        transfer = chosen.transfer
+        if transfer is None:
+            return
+        outgoing = self._outgoing.get(transfer)
+        if outgoing is None:
+            return
+        outgoing.stats.segments += 1
+        room = self.core.queued_bytes(transfer, 0) < self.core.config.send_queue_bytes
+        if room and transfer in self._waiting_for_room:
+            self._waiting_for_room.discard(transfer)
+            self._loop.call_soon_threadsafe(outgoing.has_room, True)
+
+    def received(self, header: SegmentHeader) -> None:
+        """A segment arrived. Called with the lock, from any thread."""
+        incoming = self._incoming.get(header.transfer)
+        if incoming is not None:
+            incoming.stats.stream_bytes[header.stream] += header.length
+            incoming.stats.segments += 1
+
+    def pump_failed(self, error: LynxError) -> None:
+        """The link cannot go on; the first reason counts. Called in the event loop."""
+        if not self._failure.done():
+            self._failure.set_result(error)
+
+    # ---- the link's own tasks
 
     def start(self) -> Self:
         """Begin to move bytes; called once by `connect` and `serve`."""
@@ -232,136 +310,85 @@ class Link:
         return self
 
     async def _run(self) -> None:
+        self._pump.start()
+        timer = asyncio.create_task(self._timer_loop())
         error: LynxError = ConnectionLostError(f"the link to {self.peer} was closed on this side")
         try:
-            async with asyncio.TaskGroup() as group:
-                for index, lane in enumerate(self._lanes):
-                    group.create_task(self._send_loop(index, lane))
-                    group.create_task(self._receive_loop(lane))
-                group.create_task(self._timer_loop())
-        except* LynxError as failures:
-            error = _first(failures)
+            error = await self._failure
+        finally:
             if not self._closing:
                 logger.info("link to %s ended: %s", self.peer, error)
-        finally:
+            timer.cancel()
+            await self._pump.stop()
+            self._drain()
             self.error = error
-            for lane in self._lanes:
-                lane.close()
             receiving = list(self._incoming.values())
-            self._dispatch(self.core.fail_all(error))
+            with self.lock:
+                self.post(self.core.fail_all(error))
+            self._drain()
             for future in self._asked.values():
                 if not future.done():
                     future.set_exception(error)
             self._asked.clear()
             self._transfers.end()
             self._requests.end()
-            self._offers_changed.set()
             for incoming in receiving:
                 await incoming.closed()
             self._ended.set()
 
-    async def _send_loop(self, index: int, lane: Lane) -> None:
-        wake = self._wake[index]
-        loop = asyncio.get_running_loop()
-        while True:
-            wake.clear()
-            now = self.clock()
-            match self.core.next_send(index, now):
-                case SendBytes(buffers, transfer):
-                    await lane.send(buffers)
-                    outgoing = self._outgoing.get(transfer) if transfer is not None else None
-                    if outgoing is not None:
-                        outgoing.stats.segments += 1
-                        self._update_room(outgoing)
-                case WaitUntil(at_s):
-                    timer = loop.call_later(at_s - now, wake.set)
-                    await wake.wait()
-                    timer.cancel()
-                case NothingToSend():
-                    if self._closing and index == 0:
-                        self._flushed.set()
-                    await wake.wait()
-
-    async def _receive_loop(self, lane: Lane) -> None:
-        reader = FrameReader()
-        while True:
-            count = await lane.receive_into(reader.buffers())
-            if count == 0:
-                raise ConnectionLostError(f"{lane.peer} closed the connection")
-            self.core.heard(self.clock())
-            for frame in reader.received(count):
-                match frame:
-                    case ControlFrame(payload):
-                        self._dispatch(self.core.message(decode_message(payload), self.clock()))
-                    case SegmentStart(header):
-                        for done in reader.deliver_to(await self._place(header)):
-                            self._segment_arrived(done)
-                    case SegmentFrame():
-                        self._segment_arrived(frame)
-
-    async def _place(self, header: SegmentHeader) -> memoryview | None:
-        while True:
-            self._offers_changed.clear()
-            try:
-                return self.core.place(header, self.clock())
-            except SegmentAwaitsOffer:
-                try:
-                    async with asyncio.timeout(self.core.config.deadline_s):
-                        await self._offers_changed.wait()
-                except TimeoutError:
-                    raise RemoteProtocolError(f"data of transfer {header.transfer}, which was never offered") from None
-
-    def _segment_arrived(self, frame: SegmentFrame) -> None:
-        header = frame.header
-        incoming = self._incoming.get(header.transfer)
-        if incoming is not None and frame.payload is not None:
-            incoming.stats.stream_bytes[header.stream] += header.length
-            incoming.stats.segments += 1
-        self._dispatch(self.core.segment(header, frame.payload, self.clock()))
-
     async def _timer_loop(self) -> None:
         deadline_s = self.core.config.deadline_s
         while True:
-            await asyncio.sleep(max(self.core.next_timer() - self.clock(), 0))
-            if self.core.silent_for(self.clock()) >= deadline_s:
+            with self.lock:
+                due = self.core.next_timer()
+            await asyncio.sleep(max(due - self.clock(), 0))
+            if self._silent(deadline_s):
                 await asyncio.sleep(SECOND_LOOK_S)
-                if self.core.silent_for(self.clock()) >= deadline_s:
-                    raise PeerTimeoutError(
-                        f"{self.peer} has been silent for {deadline_s:g} s; it hangs or is unreachable"
-                    )
-            self._dispatch(self.core.timer(self.clock()))
+                if self._silent(deadline_s):
+                    reason = f"{self.peer} has been silent for {deadline_s:g} s; it hangs or is unreachable"
+                    self.pump_failed(PeerTimeoutError(reason))
+                    return
+            with self.lock:
+                self.post(self.core.timer(self.clock()))
+
+    def _silent(self, deadline_s: float) -> bool:
+        with self.lock:
+            return self.core.silent_for(self.clock()) >= deadline_s
 
     # ---- events
 
-    def _dispatch(self, events: Iterable[Event]) -> None:
-        for event in events:
-            match event:
-                case PageArrived(transfer, page, stream):
-                    self._incoming[transfer].page_arrived(page, stream)
-                case LayerReady(transfer, layer, stream):
-                    self._incoming[transfer].mark_layer(layer, stream)
-                case StreamReady(transfer, stream):
-                    self._incoming[transfer].mark_stream(stream)
-                case TransferComplete(transfer):
-                    self._incoming.pop(transfer).mark_complete()
-                case OfferReceived():
-                    self._offer_received(event)
-                case TransferDelivered(transfer):
-                    self._outgoing.pop(transfer).delivered.set(self.clock())
-                case TransferFailed(transfer, error):
-                    ended = self._outgoing.pop(transfer, None) or self._incoming.pop(transfer, None)
-                    if ended is not None:
-                        ended.fail(error)
-                    self._offers_changed.set()
-                case RequestReceived(request_id, meta):
-                    self._requests.put(self.make_request(request_id, meta))
-                case RequestRefused(request_id, reason):
-                    future = self._asked.pop(request_id, None)
-                    if future is not None and not future.done():
-                        future.set_exception(RequestRefusedError(f"request {request_id!r} was refused: {reason}"))
-                case PeerClosed(reason):
-                    raise ConnectionLostError(f"{self.peer} closed the link: {reason}")
-        self._kick()
+    def _drain(self) -> None:
+        self._draining = False
+        while self._events:
+            self._handle(self._events.popleft())
+
+    def _handle(self, event: Event) -> None:
+        match event:
+            case PageArrived(transfer, page, stream):
+                if (incoming := self._incoming.get(transfer)) is not None:
+                    incoming.page_arrived(page, stream)
+            case LayerReady(transfer, layer, stream):
+                self._incoming[transfer].mark_layer(layer, stream)
+            case StreamReady(transfer, stream):
+                self._incoming[transfer].mark_stream(stream)
+            case TransferComplete(transfer):
+                self._incoming.pop(transfer).mark_complete()
+            case OfferReceived():
+                self._offer_received(event)
+            case TransferDelivered(transfer):
+                self._outgoing.pop(transfer).delivered.set(self.clock())
+            case TransferFailed(transfer, error):
+                ended = self._outgoing.pop(transfer, None) or self._incoming.pop(transfer, None)
+                if ended is not None:
+                    ended.fail(error)
+            case RequestReceived(request_id, meta):
+                self._requests.put(self.make_request(request_id, meta))
+            case RequestRefused(request_id, reason):
+                future = self._asked.pop(request_id, None)
+                if future is not None and not future.done():
+                    future.set_exception(RequestRefusedError(f"request {request_id!r} was refused: {reason}"))
+            case PeerClosed(reason):
+                self.pump_failed(ConnectionLostError(f"{self.peer} closed the link: {reason}"))
 
     def make_request(self, request_id: str, meta: dict[str, Any]) -> IncomingRequest:
         """Hook for subclasses with a richer request."""
@@ -389,31 +416,20 @@ class Link:
             self.on_offer(incoming)
         elif not future.done():
             future.set_result(incoming)
-        self._dispatch(self.core.take(message, layout, incoming.sizes, incoming.need_bytes, self.clock()))
+        with self.lock:
+            self.post(self.core.take(message, layout, incoming.sizes, incoming.need_bytes, self.clock()))
+            self._pump.wake()
         if future is not None and future.cancelled():
             incoming.cancel("nobody waits for it any more")
-        self._offers_changed.set()
 
     def _decline(self, transfer: int, request_id: str, error: LynxError) -> None:
         logger.warning("declined the transfer of request %r from %s: %s", request_id, self.peer, error)
-        self._dispatch(self.core.abort(transfer, AbortCode.RECEIVER_FAILED, f"declined by the receiver: {error}"))
+        self.abort(transfer, AbortCode.RECEIVER_FAILED, f"declined by the receiver: {error}")
         future = self._asked.pop(request_id, None)
         if future is not None and not future.done():
             future.set_exception(error)
 
     # ---- small things
-
-    def _kick(self) -> None:
-        if self._closing or self.core.scheduler.has_work():
-            self._wake_lanes()
-
-    def _wake_lanes(self) -> None:
-        for wake in self._wake:
-            wake.set()
-
-    def _update_room(self, transfer: OutgoingTransfer) -> None:
-        queued = self.core.queued_bytes(transfer.id, 0)
-        transfer.has_room(queued < self.core.config.send_queue_bytes)
 
     def _check_open(self) -> None:
         if self.error is not None:
@@ -426,10 +442,8 @@ class Link:
             yield item
 
 
-def _first(group: BaseExceptionGroup[LynxError]) -> LynxError:
-    """The first leaf of an exception group."""
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    assert isinstance(error, LynxError)
-    return error
+def _make_pump(link: Link, lanes: Sequence[Lane]) -> Pump:
+    """Threads where every lane is a plain socket, tasks of the event loop otherwise."""
+    sockets = [lane.plain_socket for lane in lanes]
+    plain = [sock for sock in sockets if sock is not None]
+    return ThreadPump(link, lanes, plain) if len(plain) == len(lanes) else LoopPump(link, lanes)

@@ -92,13 +92,10 @@ class ReceivedTransfer(IncomingTransfer):
         try:
             while (batch := self._next_batch()) is not None:
                 stream, pages = batch
-                state = self.link.core.receive_state(self.id)
-                assert state is not None
-                inputs = [(page, state.page_streams(page, stream)) for page in pages]
+                arrived = ((page, self.link.page_streams(self, page, stream)) for page in pages)
+                inputs = [(page, streams) for page, streams in arrived if streams]
                 await run_blocking(self._executor, self._decode, inputs)
-                for page in pages:
-                    if self._error is None:
-                        self.link.decoded(self, page, stream)
+                self.link.decoded(self, pages, stream)
         except CodecError as error:
             self.link.abort(self.id, AbortCode.CODEC, f"the receiver cannot decode: {error}", error)
         except Exception as error:

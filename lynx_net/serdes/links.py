@@ -15,14 +15,12 @@ from lynx_net.serdes.target import HostCache
 from lynx_net.wire.config import LinkConfig
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Callable
     from concurrent.futures import Executor
 
-    from lynx_net.aio.link import MakeIncoming
+    from lynx_net.aio.link import LinkParts, MakeIncoming
     from lynx_net.aio.transfer import Offer
     from lynx_net.serdes.target import KVTarget
-    from lynx_net.transport import Lane
-    from lynx_net.wire.connection import LinkCore
     from lynx_net.wire.layout import CacheLayout
 
 __all__ = ["KVLink", "KVRequest", "KVServer", "connect", "serve"]
@@ -43,14 +41,12 @@ class KVLink(Link):
 
     def __init__(
         self,
-        core: LinkCore,
-        lanes: Sequence[Lane],
-        clock: Callable[[], float],
+        parts: LinkParts,
         *,
         make_incoming: MakeIncoming,
         executor: Executor | None,
     ) -> None:
-        super().__init__(core, lanes, make_incoming, clock)
+        super().__init__(parts, make_incoming)
         self._executor = executor
 
     def send(
@@ -105,8 +101,8 @@ class _KVEndpoint(Endpoint[KVLink]):
         self._allocate = allocate or (lambda offer: HostCache(offer.layout))
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="lynx_net-codec")
 
-    def _make_kv_link(self, core: LinkCore, lanes: Sequence[Lane], clock: Callable[[], float]) -> KVLink:
-        return KVLink(core, lanes, clock, make_incoming=self._receive, executor=self._executor)
+    def _make_kv_link(self, parts: LinkParts) -> KVLink:
+        return KVLink(parts, make_incoming=self._receive, executor=self._executor)
 
     def _receive(self, link: Link, transfer: int, offer: Offer) -> ReceivedTransfer:
         codec = get_codec(offer.codec, **offer.codec_params)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["checked_limits", "decode"]
 
+
 async def decode(
     model: DecodeModel,
     transfer: ProgressiveTransfer,

@@ -52,6 +52,11 @@ class Lane(ABC):
     peer: str
     """Address of the other side, for messages."""
 
+    @property
+    def plain_socket(self) -> socket.socket | None:
+        """The socket, if the lane is nothing but one: threads may then drive it instead of the lane's methods."""
+        return None
+
     @abstractmethod
     async def send(self, buffers: Sequence[bytes | memoryview]) -> None:
         """Hand all bytes of the buffers to the transport, in order.

@@ -48,6 +48,10 @@ class TcpLane(Lane):
             raise ConnectionLostError("the connection ended before it was used") from error
         self.peer = str(Address("tcp", host, port))
 
+    @property
+    def plain_socket(self) -> socket.socket:
+        return self._sock
+
     async def send(self, buffers: Sequence[bytes | memoryview]) -> None:
         views = [view for buffer in buffers if (view := memoryview(buffer).cast("B")).nbytes]
         while views:

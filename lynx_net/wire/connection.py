@@ -261,6 +261,10 @@ class LinkCore:
         if not waited:
             self._send_progress_s[transfer] = now
 
+    def is_sending(self, transfer: int) -> bool:
+        """Whether an outgoing transfer has not ended."""
+        return transfer in self._sending
+
     def queued_bytes(self, transfer: int, stream: int) -> int:
         """Bytes of a stream that wait to be sent; 0 once the transfer has ended."""
         queue = self._sending.get(transfer)
@@ -314,7 +318,14 @@ class LinkCore:
         config = self.config
         windows = [config.anchor_window_bytes] + [config.residual_window_bytes] * (offer.streams - 1)
         state = ReceiveState(
-            offer.transfer, layout, offer.streams, offer.segment_bytes, sizes, windows, config.initial_credit_bytes
+            offer.transfer,
+            layout,
+            offer.streams,
+            offer.segment_bytes,
+            sizes,
+            windows,
+            config.initial_credit_bytes,
+            self._book.pool,
         )
         self._receiving[offer.transfer] = state
         self._pending.discard(offer.transfer)
@@ -348,15 +359,15 @@ class LinkCore:
             raise SegmentAwaitsOffer
         return None
 
-    def segment(self, header: SegmentHeader, payload: memoryview | None, now: float) -> list[Event]:
-        """All bytes of a segment are in their place."""
+    def segment(self, header: SegmentHeader, payload_sum: int, now: float) -> list[Event]:
+        """All bytes of a segment are in the place that `place` gave; `payload_sum` is the checksum they have."""
         state = self._receiving.get(header.transfer)
-        if state is None or payload is None:
+        if state is None:
             return []
         self._progressed(header, now)
         owed = state.owes(header.stream)
         try:
-            events: list[Event] = list(state.segment_arrived(header, payload))
+            events: list[Event] = list(state.segment_arrived(header, payload_sum))
         except IntegrityError as error:
             return self.abort(header.transfer, AbortCode.INTEGRITY, str(error), error)
         finished = owed and not state.owes(header.stream)
@@ -579,6 +590,7 @@ class LinkCore:
         self._receive_progress_s.pop(transfer, None)
         state = self._receiving.pop(transfer, None)
         if state is not None:
+            state.release()
             self._send_grants(self._book.remove(self.link, transfer))
         return was_pending or state is not None
 

@@ -16,6 +16,8 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from lynx_net.wire.pool import BufferPool
+
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
 
@@ -56,6 +58,8 @@ class CreditBook:
 
     def __init__(self, memory_bytes: int, early_bytes: int = EARLY_BYTES) -> None:
         self.memory_bytes = memory_bytes
+        self.pool = BufferPool()
+        """Where all transfers of the process take the buffers of their pages from."""
         self.early_bytes = early_bytes
         self.reserved_bytes = 0
         self.early_reserved_bytes = 0

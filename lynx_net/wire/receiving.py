@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING
 
 from lynx_net.errors import FlowControlError, IntegrityError, LocalProtocolError, RemoteProtocolError
 from lynx_net.wire.credit import ReceiveWindow
-from lynx_net.wire.frames import SegmentHeader, checksum
+from lynx_net.wire.pool import BufferPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from lynx_net.wire.frames import SegmentHeader
     from lynx_net.wire.layout import CacheLayout
 
 __all__ = ["LayerReady", "PageArrived", "ReceiveState", "StreamReady", "TransferComplete"]
@@ -69,8 +70,8 @@ class _PageStream:
 
     __slots__ = ("data", "missing", "segments")
 
-    def __init__(self, size: int, segments: int) -> None:
-        self.data = memoryview(bytearray(size))
+    def __init__(self, data: memoryview, segments: int) -> None:
+        self.data = data
         self.missing = max(segments, 1)
         self.segments = bytearray(self.missing)
 
@@ -99,6 +100,7 @@ class ReceiveState:
         sizes: page number to the byte sizes each stream of that page may have.
         windows: the credit window of each stream, bytes.
         initial_credit: granted for stream 0 by the handshake.
+        pool: where the buffers of page streams come from and go back to.
     """
 
     def __init__(
@@ -110,7 +112,9 @@ class ReceiveState:
         sizes: Callable[[int], Sequence[frozenset[int]]],
         windows: Sequence[int],
         initial_credit: int,
+        pool: BufferPool | None = None,
     ) -> None:
+        self._pool = BufferPool() if pool is None else pool
         self.transfer = transfer
         self.layout = layout
         self.streams = streams
@@ -185,7 +189,9 @@ class ReceiveState:
             self.windows[header.stream].receive(header.length)
             if not self.accepted:
                 self._count_early(header.stream_bytes)
-            page_stream = _PageStream(header.stream_bytes, -(-header.stream_bytes // self.segment_bytes))
+            page_stream = _PageStream(
+                self._pool.take(header.stream_bytes), -(-header.stream_bytes // self.segment_bytes)
+            )
             page.streams[header.stream] = page_stream
         elif header.stream_bytes != page_stream.data.nbytes:
             raise RemoteProtocolError(f"the size of stream {header.stream} of page {header.page} changed")
@@ -202,8 +208,8 @@ class ReceiveState:
         if self._early_bytes - self._early_largest > self._initial_credit:
             raise FlowControlError("the peer begins more pages than its initial credit can finish")
 
-    def segment_arrived(self, header: SegmentHeader, payload: memoryview) -> list[PageArrived]:
-        """Verify a segment that lies in its place; returns what can be decoded now (rule 4).
+    def segment_arrived(self, header: SegmentHeader, payload_sum: int) -> list[PageArrived]:
+        """A segment whose bytes have this checksum lies in its place; returns what can be decoded now (rule 4).
 
         Raises:
             IntegrityError: its bytes do not match its checksum.
@@ -213,7 +219,7 @@ class ReceiveState:
         segment = header.offset // self.segment_bytes
         if page is None or page_stream is None or page_stream.segments[segment] != _STARTED:
             raise LocalProtocolError(f"a segment of page {header.page} arrived that was not placed")
-        if checksum(payload) != header.checksum:
+        if payload_sum != header.checksum:
             page_ref = self.layout.page(header.page)
             raise IntegrityError(self.transfer, page_ref.layer, page_ref.kind, header.stream)
         page_stream.segments[segment] = _ARRIVED
@@ -263,5 +269,17 @@ class ReceiveState:
                 if done == self.streams - 1:
                     events.append(TransferComplete(self.transfer))
         if page.decoded == self.streams:
-            page.streams = [None] * self.streams
+            self._give_back(page)
         return events
+
+    def release(self) -> None:
+        """The transfer has ended: its buffers may be used again, but for those a segment is still being read into."""
+        for page in self._pages.values():
+            self._give_back(page)
+        self._pages.clear()
+
+    def _give_back(self, page: _Page) -> None:
+        for page_stream in page.streams:
+            if page_stream is not None and _STARTED not in page_stream.segments:
+                self._pool.give(page_stream.data)
+        page.streams = [None] * self.streams

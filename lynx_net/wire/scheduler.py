@@ -37,12 +37,28 @@ MAX_STREAM_BYTES = (1 << 32) - 1
 
 @dataclass(frozen=True, slots=True)
 class SendBytes:
-    """Put these buffers on the lane, in order. `transfer` is None for control frames."""
+    """Put what `seal` returns on the lane. `transfer` is None for control frames.
 
-    buffers: tuple[bytes | memoryview, ...]
-    transfer: int | None
-    stream: int
-    payload_bytes: int
+    `data` is a whole control frame, or the payload of a segment: bytes `offset` onward of a stream of
+    `stream_bytes` of a page.
+    """
+
+    data: bytes | memoryview
+    transfer: int | None = None
+    page: int = 0
+    stream: int = 0
+    offset: int = 0
+    stream_bytes: int = 0
+
+    def seal(self) -> list[bytes | memoryview]:
+        """The buffers to send, in order. Computes the checksum, so call it once and outside of any lock."""
+        if self.transfer is None:
+            return [self.data]
+        length = len(self.data)
+        header = SegmentHeader(
+            self.transfer, self.page, self.stream, self.offset, length, self.stream_bytes, checksum(self.data)
+        )
+        return [pack_segment_header(header), self.data] if length else [pack_segment_header(header)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +208,7 @@ class Scheduler:
             frame = self._control.popleft()
             self.control_bytes -= len(frame)
             self._pay(len(frame), now)
-            return SendBytes((frame,), None, 0, 0)
+            return SendBytes(frame)
         if not self._turns:
             return NothingToSend()
         if self.pacer is not None:
@@ -207,7 +223,7 @@ class Scheduler:
             turns.append(queue)
         else:
             self._forget_empty(stream, deadline_s)
-        self._pay(HEADER_BYTES + chosen.payload_bytes, now)
+        self._pay(HEADER_BYTES + len(chosen.data), now)
         return chosen
 
     def _enter(self, queue: SendQueue, stream: int) -> None:
@@ -234,15 +250,12 @@ class Scheduler:
         payload = page_stream.data[page_stream.offset : page_stream.offset + length]
         queue.queued_bytes[stream] -= length
         queue.sent_bytes[stream] += length
-        header = SegmentHeader(
-            queue.transfer, page_stream.page, stream, page_stream.offset, length, total, checksum(payload)
-        )
+        chosen = SendBytes(payload, queue.transfer, page_stream.page, stream, page_stream.offset, total)
         page_stream.offset += length
         if page_stream.offset == total:
             queue.pages[stream].popleft()
             queue.unsent -= 1
-        head = pack_segment_header(header)
-        return SendBytes((head, payload) if length else (head,), queue.transfer, stream, length)
+        return chosen
 
 
 NO_DEADLINE = math.inf

@@ -20,7 +20,7 @@ from lynx_net.wire.connection import (
     TransferDelivered,
     TransferFailed,
 )
-from lynx_net.wire.frames import ControlFrame, FrameReader, SegmentFrame, SegmentHeader, SegmentStart
+from lynx_net.wire.frames import ControlFrame, FrameReader, SegmentFrame, SegmentHeader, SegmentStart, checksum
 from lynx_net.wire.grants import CreditBook, Grant
 from lynx_net.wire.messages import decode_message
 from lynx_net.wire.receiving import LayerReady, PageArrived, StreamReady, TransferComplete
@@ -162,7 +162,7 @@ class Side:
         chosen = self.core.next_send(lane, self.now)
         if not isinstance(chosen, SendBytes):
             return False
-        for buffer in chosen.buffers:
+        for buffer in chosen.seal():
             self.out[lane].data += buffer
         return True
 
@@ -193,9 +193,14 @@ class Side:
                             del wire.data[:used]
                             return True
                     case SegmentFrame(header, payload):
-                        self.handle(self.core.segment(header, payload, self.now))
+                        self.arrive(header, payload)
         del wire.data[:used]
         return True
+
+    def arrive(self, header: SegmentHeader, payload: memoryview | None) -> None:
+        """A segment is in its place, or was dropped."""
+        if payload is not None:
+            self.handle(self.core.segment(header, checksum(payload), self.now))
 
     def place(self, wire: Wire, header: SegmentHeader) -> bool:
         try:
@@ -205,7 +210,7 @@ class Side:
             return False
         wire.waiting = None
         for done in wire.reader.deliver_to(view):
-            self.handle(self.core.segment(done.header, done.payload, self.now))
+            self.arrive(done.header, done.payload)
         return True
 
 

@@ -28,7 +28,7 @@ from lynx_net.wire.connection import (
     TransferDelivered,
     TransferFailed,
 )
-from lynx_net.wire.frames import HEADER_BYTES, SegmentHeader
+from lynx_net.wire.frames import HEADER_BYTES, SegmentHeader, checksum
 from lynx_net.wire.layout import CacheLayout
 from lynx_net.wire.messages import (
     Abort,
@@ -62,7 +62,7 @@ def said(side: Side) -> list[Message]:
     while side.core.scheduler.has_control():
         chosen = side.core.next_send(0, side.now)
         assert isinstance(chosen, SendBytes)
-        messages.append(decode_message(bytes(chosen.buffers[0])[HEADER_BYTES:]))
+        messages.append(decode_message(bytes(chosen.seal()[0])[HEADER_BYTES:]))
     return messages
 
 
@@ -88,7 +88,7 @@ def arrive(side: Side, header: SegmentHeader, payload: bytes) -> memoryview | No
     view = side.core.place(header, side.now)
     if view is not None:
         view[:] = payload
-    side.handle(side.core.segment(header, view, side.now))
+    side.handle(side.core.segment(header, checksum(view), side.now))
     return view
 
 
@@ -209,10 +209,10 @@ def test_accept_and_credit_open_the_way() -> None:
     side = make_side(peer=replace(CONFIG, initial_credit_bytes=0))
     transfer = side.offer()
     assert isinstance(said(side)[0], OfferMessage)
-    assert all(part.payload_bytes == 0 for part in segments_now(side))
+    assert all(len(part.data) == 0 for part in segments_now(side))
     hear(side, Accept(transfer))
     hear(side, Credit(transfer, 0, 8192))
-    assert 0 < sum(part.payload_bytes for part in segments_now(side)) <= 8192
+    assert 0 < sum(len(part.data) for part in segments_now(side)) <= 8192
     assert side.core.sent_bytes(transfer)[1] == 0
     with pytest.raises(RemoteProtocolError, match="stream 2"):
         hear(side, Credit(transfer, STREAMS, 1))
@@ -388,7 +388,7 @@ def test_late_bytes_of_an_aborted_transfer_are_harmless() -> None:
     side.abort(2)
     before = list(side.log)
     view[:] = payload
-    assert side.core.segment(header, view, 0.0) == []
+    assert side.core.segment(header, checksum(view), 0.0) == []
     assert side.core.decoded(2, 0, 0) == []
     assert side.core.receive_state(2) is None
     assert side.log == before

@@ -80,7 +80,7 @@ def frames_of(side: Side) -> list[bytes]:
     """Everything a side can send now, a frame each."""
     frames: list[bytes] = []
     while isinstance(chosen := side.core.next_send(0, 0.0), SendBytes):
-        frames.append(b"".join(chosen.buffers))
+        frames.append(b"".join(chosen.seal()))
         side.out[0].data += frames[-1]
     return frames
 

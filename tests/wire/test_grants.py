@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from wirekit import LAYOUT, STREAMS, page_bytes, page_sizes, sent_size
 
-from lynx_net.wire.frames import HEADER_BYTES, FrameReader, SegmentHeader, SegmentStart
+from lynx_net.wire.frames import HEADER_BYTES, FrameReader, SegmentHeader, SegmentStart, checksum
 from lynx_net.wire.grants import CreditBook, Grant
 from lynx_net.wire.receiving import PageArrived, ReceiveState
 from lynx_net.wire.scheduler import Scheduler, SendBytes, SendQueue
@@ -111,10 +111,10 @@ class Incast:
         if not isinstance(chosen, SendBytes):
             return False
         reader = FrameReader()
-        reader.buffers()[0][:] = chosen.buffers[0]
+        reader.buffers()[0][:] = chosen.seal()[0]
         (start,) = reader.received(HEADER_BYTES)
         assert isinstance(start, SegmentStart)
-        self.arrive(link, start.header, b"".join(chosen.buffers[1:]))
+        self.arrive(link, start.header, b"".join(chosen.seal()[1:]))
         return True
 
     def arrive(self, link: str, header: SegmentHeader, payload: bytes) -> None:
@@ -124,7 +124,7 @@ class Incast:
         assert view is not None
         view[:] = payload
         owed = state.owes(header.stream)
-        incoming.to_decode += state.segment_arrived(header, view)
+        incoming.to_decode += state.segment_arrived(header, checksum(view))
         finished = owed and not state.owes(header.stream)
         self.take(self.book.progressed(link, header.transfer, stream_finished=finished))
 

@@ -50,7 +50,7 @@ class Receiver:
         view = fill(self.state, header, payload)
         if view is None:
             return
-        for event in self.state.segment_arrived(header, view):
+        for event in self.state.segment_arrived(header, checksum(view)):
             earlier = [stream for page, stream in self.handed_out if page == event.page]
             assert earlier == list(range(event.stream))
             self.handed_out.append((event.page, event.stream))
@@ -105,10 +105,10 @@ def test_a_segment_in_flight_twice_is_placed_once() -> None:
     view = fill(state, header, payload)
     assert state.place(header) is None
     assert view is not None
-    state.segment_arrived(header, view)
+    state.segment_arrived(header, checksum(view))
     assert state.place(header) is None
     with pytest.raises(LocalProtocolError, match="not placed"):
-        state.segment_arrived(header, view)
+        state.segment_arrived(header, checksum(view))
 
 
 @pytest.mark.parametrize("index", range(0, len(ALL), 3))
@@ -122,7 +122,7 @@ def test_one_flipped_byte_names_where_it_is(index: int) -> None:
     view[-1] ^= 1
     page = LAYOUT.page(header.page)
     with pytest.raises(IntegrityError, match=f"layer {page.layer} \\({page.kind}\\), stream {header.stream}") as caught:
-        state.segment_arrived(header, view)
+        state.segment_arrived(header, checksum(view))
     assert (caught.value.transfer, caught.value.layer, caught.value.kind, caught.value.stream) == (
         1,
         page.layer,
@@ -138,7 +138,7 @@ def test_an_empty_segment_has_a_checksum_too() -> None:
     view = state.place(header)
     assert view is not None
     with pytest.raises(IntegrityError):
-        state.segment_arrived(header, view)
+        state.segment_arrived(header, checksum(view))
 
 
 BIG = next(page for page in range(LAYOUT.page_count) if sent_size(page, 0) == 10_000)
@@ -232,7 +232,7 @@ def test_decoding_what_was_not_handed_out_is_a_local_error() -> None:
     for header, payload in segments_of(1, 0, 0):
         view = fill(state, header, payload)
         assert view is not None
-        state.segment_arrived(header, view)
+        state.segment_arrived(header, checksum(view))
     state.decoded(0, 0)
     with pytest.raises(LocalProtocolError):
         state.decoded(0, 1)

@@ -24,7 +24,7 @@ PAGES = 40
 
 def parse(chosen: SendBytes) -> SegmentStart:
     reader = FrameReader()
-    reader.buffers()[0][:] = chosen.buffers[0]
+    reader.buffers()[0][:] = chosen.seal()[0]
     (start,) = reader.received(HEADER_BYTES)
     assert isinstance(start, SegmentStart)
     return start
@@ -135,7 +135,7 @@ class AgainstTheRules(RuleBasedStateMachine):
             if lane == 0 and self.control:
                 assert isinstance(chosen, SendBytes)
                 assert chosen.transfer is None
-                assert decode_message(bytes(chosen.buffers[0])[HEADER_BYTES:]) == Bye(self.control.pop(0))
+                assert decode_message(bytes(chosen.seal()[0])[HEADER_BYTES:]) == Bye(self.control.pop(0))
                 continue
             candidates = [
                 (number, model.deadline_s, stream.waiting_since, transfer)
@@ -154,8 +154,8 @@ class AgainstTheRules(RuleBasedStateMachine):
         stream = self.model[transfer].streams[number]
         page, data = stream.pages[0]
         part = stream.next_part()
-        assert (chosen.transfer, chosen.stream, chosen.payload_bytes) == (transfer, number, len(part))
-        assert b"".join(bytes(buffer) for buffer in chosen.buffers[1:]) == part
+        assert (chosen.transfer, chosen.stream, len(chosen.data)) == (transfer, number, len(part))
+        assert b"".join(bytes(buffer) for buffer in chosen.seal()[1:]) == part
         header = parse(chosen).header
         assert (header.transfer, header.page, header.stream) == (transfer, page, number)
         assert (header.offset, header.length, header.stream_bytes) == (stream.offset, len(part), len(data))
@@ -240,7 +240,7 @@ def test_pacing_delays_segments_and_never_control() -> None:
     assert isinstance(paid, SendBytes)
     later = scheduler.next(1, 0.0)
     assert isinstance(later, WaitUntil)
-    assert later.at_s == pytest.approx(wait.at_s + len(paid.buffers[0]) / 1000)
+    assert later.at_s == pytest.approx(wait.at_s + len(paid.seal()[0]) / 1000)
     assert isinstance(scheduler.next(1, later.at_s), SendBytes)
 
 
@@ -270,9 +270,9 @@ def test_buffers_of_any_shape_travel_as_bytes() -> None:
     scheduler.submit(1, 1, 0, memoryview(np.empty((0, 3))))
     first, second = scheduler.next(0, 0.0), scheduler.next(0, 0.0)
     assert isinstance(first, SendBytes)
-    assert bytes(first.buffers[1]) == array.tobytes()
+    assert bytes(first.seal()[1]) == array.tobytes()
     assert isinstance(second, SendBytes)
-    assert len(second.buffers) == 1
+    assert len(second.seal()) == 1
 
 
 def test_a_message_too_large_leaves_the_queue_as_it_was() -> None:

@@ -1,0 +1,190 @@
+"""Moving bytes between the lanes of a link and its protocol core, as tasks of the event loop.
+
+A pump asks the core what each lane sends next, at the moment the lane can take it, and tells it what arrived. Whatever
+the core answers with is handed to the link in order. `ThreadPump` (aio/threads.py) does the same with blocking threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Protocol
+
+from lynx_net.errors import ConnectionLostError, LynxError, RemoteProtocolError
+from lynx_net.wire.connection import SegmentAwaitsOffer
+from lynx_net.wire.frames import ControlFrame, FrameReader, SegmentFrame, SegmentStart, checksum
+from lynx_net.wire.messages import decode_message
+from lynx_net.wire.scheduler import NothingToSend, SendBytes, WaitUntil
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable, Sequence
+
+    from lynx_net.transport import Lane
+    from lynx_net.wire.connection import Event, LinkCore
+    from lynx_net.wire.frames import SegmentHeader
+
+__all__ = ["LoopPump", "Pump", "PumpOwner"]
+
+
+class PumpOwner(Protocol):
+    """What a pump needs of its link."""
+
+    core: LinkCore
+    lock: threading.RLock
+    """Held around every call of the core: links of one process share their credit book."""
+    clock: Callable[[], float]
+
+    def post(self, events: Sequence[Event]) -> None:
+        """Handle events of the core, in order. May be called from any thread, with or without the lock."""
+
+    def sent(self, chosen: SendBytes) -> None:
+        """These bytes left; called with the lock."""
+
+    def received(self, header: SegmentHeader) -> None:
+        """A segment of an open transfer lies in its place; called with the lock."""
+
+    def pump_failed(self, error: LynxError) -> None:
+        """The link cannot go on. Called in the event loop."""
+
+
+class Pump(ABC):
+    """Owns the lanes of a link from `start` to the end of `stop`."""
+
+    def __init__(self, owner: PumpOwner, lanes: Sequence[Lane]) -> None:
+        self.owner = owner
+        self.lanes = lanes
+
+    @abstractmethod
+    def start(self) -> None:
+        """Begin to move bytes."""
+
+    @abstractmethod
+    def wake(self) -> None:
+        """The core may have something new to send, or an offer has been decided on. Called with the lock."""
+
+    @abstractmethod
+    async def flushed(self) -> None:
+        """Wait until lane 0 has sent everything the core had for it."""
+
+    @abstractmethod
+    async def stop(self) -> None:
+        """Close the lanes. When it returns, no task or thread of the pump touches the core or a buffer."""
+
+
+class LoopPump(Pump):
+    """One task a lane and direction, on the event loop. Works with every transport and with virtual time."""
+
+    def __init__(self, owner: PumpOwner, lanes: Sequence[Lane]) -> None:
+        super().__init__(owner, lanes)
+        self._wake = [asyncio.Event() for _ in lanes]
+        self._offers = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        for index, lane in enumerate(self.lanes):
+            for loop in (self._send_loop(index, lane), self._receive_loop(lane)):
+                task = asyncio.create_task(loop)
+                task.add_done_callback(self._task_done)
+                self._tasks.append(task)
+
+    def wake(self) -> None:
+        self._idle.clear()
+        self._offers.set()
+        for wake in self._wake:
+            wake.set()
+
+    async def flushed(self) -> None:
+        await self._idle.wait()
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for lane in self.lanes:
+            lane.close()
+
+    def _task_done(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, LynxError):
+            self.owner.pump_failed(error)
+        elif error is not None:
+            self.owner.pump_failed(ConnectionLostError(f"the link failed on this side: {error!r}"))
+            task.get_loop().call_exception_handler({"message": "lynx_net link task failed", "exception": error})
+
+    async def _send_loop(self, index: int, lane: Lane) -> None:
+        owner, wake = self.owner, self._wake[index]
+        loop = asyncio.get_running_loop()
+        while True:
+            wake.clear()
+            now = owner.clock()
+            with owner.lock:
+                chosen = owner.core.next_send(index, now)
+            match chosen:
+                case SendBytes():
+                    await lane.send(chosen.seal())
+                    with owner.lock:
+                        owner.sent(chosen)
+                case WaitUntil(at_s):
+                    timer = loop.call_later(at_s - now, wake.set)
+                    await wake.wait()
+                    timer.cancel()
+                case NothingToSend():
+                    if index == 0:
+                        self._idle.set()
+                    await wake.wait()
+
+    async def _receive_loop(self, lane: Lane) -> None:
+        owner, reader = self.owner, FrameReader()
+        while True:
+            count = await lane.receive_into(reader.buffers())
+            if count == 0:
+                raise ConnectionLostError(f"{lane.peer} closed the connection")
+            with owner.lock:
+                owner.core.heard(owner.clock(), reader.segment)
+            for frame in reader.received(count):
+                match frame:
+                    case ControlFrame(payload):
+                        handle_control(owner, payload)
+                    case SegmentStart(header):
+                        for done in reader.deliver_to(await self._place(header)):
+                            handle_segment(owner, done)
+                    case SegmentFrame():
+                        handle_segment(owner, frame)
+
+    async def _place(self, header: SegmentHeader) -> memoryview | None:
+        owner = self.owner
+        while True:
+            self._offers.clear()
+            try:
+                with owner.lock:
+                    return owner.core.place(header, owner.clock())
+            except SegmentAwaitsOffer:
+                try:
+                    async with asyncio.timeout(owner.core.config.deadline_s):
+                        await self._offers.wait()
+                except TimeoutError:
+                    raise never_offered(header) from None
+
+
+def handle_control(owner: PumpOwner, payload: bytes) -> None:
+    """A whole control frame arrived."""
+    message = decode_message(payload)
+    with owner.lock:
+        owner.post(owner.core.message(message, owner.clock()))
+
+
+def handle_segment(owner: PumpOwner, frame: SegmentFrame) -> None:
+    """A whole segment lies in its place; its checksum is computed outside the lock."""
+    if frame.payload is None:
+        return
+    payload_sum = checksum(frame.payload)
+    with owner.lock:
+        owner.received(frame.header)
+        owner.post(owner.core.segment(frame.header, payload_sum, owner.clock()))
+
+
+def never_offered(header: SegmentHeader) -> RemoteProtocolError:
+    """A segment whose offer stayed away."""
+    return RemoteProtocolError(f"data of transfer {header.transfer}, which was never offered")

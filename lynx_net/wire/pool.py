@@ -1,0 +1,43 @@
+"""Buffers that are used again: fresh memory costs a page fault every 4 KiB, more than the copy into it."""
+
+from __future__ import annotations
+
+__all__ = ["BufferPool"]
+
+KEPT_BYTES = 256 * 1024 * 1024
+
+
+class BufferPool:
+    """Hands out writable buffers by exact size and keeps at most `kept_bytes` of returned ones.
+
+    Page streams of a cache come in a handful of sizes, so exact sizes are found again. A buffer must be
+    given back only when nobody can write to it any more; one that is never given back is merely not reused.
+    """
+
+    def __init__(self, kept_bytes: int = KEPT_BYTES) -> None:
+        self._kept_limit = kept_bytes
+        self._kept: dict[int, list[memoryview]] = {}
+        self.kept_bytes = 0
+
+    def take(self, size: int) -> memoryview:
+        """A buffer of `size` bytes with any content; it is the caller's until `give`."""
+        kept = self._kept.get(size)
+        if kept:
+            self.kept_bytes -= size
+            return kept.pop()
+        return memoryview(bytearray(size))
+
+    def give(self, buffer: memoryview) -> None:
+        """Return a buffer that `take` handed out. The oldest sizes make room for it when the pool is full."""
+        size = buffer.nbytes
+        if size > self._kept_limit:
+            return
+        while self.kept_bytes + size > self._kept_limit:
+            oldest, buffers = next(iter(self._kept.items()))
+            if buffers:
+                buffers.pop()
+                self.kept_bytes -= oldest
+            else:
+                del self._kept[oldest]
+        self._kept.setdefault(size, []).append(buffer)
+        self.kept_bytes += size
