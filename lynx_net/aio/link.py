@@ -263,9 +263,15 @@ class Link:
     # ---- what the pump calls
 
     def post(self, events: Sequence[Event]) -> None:
-        """Handle events of the core, in order, in the event loop; may be called from any thread."""
+        """Handle events of the core, in order, in the event loop but for arrived pages; may be called from any thread."""
         with self.lock:
-            self._events.extend(events)
+            for event in events:
+                if isinstance(event, PageArrived):
+                    # Not by way of the loop: waking it for every page costs more than receiving the page.
+                    if (incoming := self._incoming.get(event.transfer)) is not None:
+                        incoming.page_arrived(event.page, event.stream)
+                else:
+                    self._events.append(event)
             if self.core.scheduler.has_work():
                 self._pump.wake()
             if not self._events or self._draining:
@@ -285,8 +291,10 @@ class Link:
         if outgoing is None:
             return
         outgoing.stats.segments += 1
-        room = self.core.queued_bytes(transfer, 0) < self.core.config.send_queue_bytes
-        if room and transfer in self._waiting_for_room:
+        if transfer not in self._waiting_for_room:
+            return
+        # Half empty, so that a fast writer is woken once for many segments.
+        if self.core.queued_bytes(transfer, 0) <= self.core.config.send_queue_bytes // 2:
             self._waiting_for_room.discard(transfer)
             self._loop.call_soon_threadsafe(outgoing.has_room, True)
 
@@ -364,9 +372,6 @@ class Link:
 
     def _handle(self, event: Event) -> None:
         match event:
-            case PageArrived(transfer, page, stream):
-                if (incoming := self._incoming.get(transfer)) is not None:
-                    incoming.page_arrived(page, stream)
             case LayerReady(transfer, layer, stream):
                 self._incoming[transfer].mark_layer(layer, stream)
             case StreamReady(transfer, stream):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -63,7 +64,9 @@ class ReceivedTransfer(IncomingTransfer):
                 self._views[layer, kind] = _checked(self.target.view(layer, kind), layout.array_shape(kind))
         # Page numbers that wait for the decoder, by the last stream that is there.
         self._waiting: list[dict[int, None]] = [{} for _ in range(offer.streams)]
+        self._decoding = False
         self._decoder: asyncio.Task[None] | None = None
+        self._loop = asyncio.get_running_loop()
         self._error: LynxError | None = None
 
     def sizes(self, page: int) -> Sequence[frozenset[int]]:
@@ -74,19 +77,27 @@ class ReceivedTransfer(IncomingTransfer):
         return self._need_bytes
 
     def page_arrived(self, page: int, stream: int) -> None:
+        if self._error is not None:
+            return
         for earlier in self._waiting[:stream]:
             earlier.pop(page, None)
         self._waiting[stream][page] = None
-        if self._decoder is None:
-            self._decoder = asyncio.create_task(self._decode_waiting())
+        if not self._decoding:
+            self._decoding = True
+            self._loop.call_soon_threadsafe(self._start_decoder)
 
     def fail(self, error: LynxError) -> None:
         """Everything waiting is dropped; the waiters learn of it when the decoder thread has let go of the target."""
-        self._error = error
-        for waiting in self._waiting:
-            waiting.clear()
-        if self._decoder is None:
+        with self.link.lock:
+            self._error = error
+            for waiting in self._waiting:
+                waiting.clear()
+            decoding = self._decoding
+        if not decoding:
             super().fail(error)
+
+    def _start_decoder(self) -> None:
+        self._decoder = asyncio.create_task(self._decode_waiting())
 
     async def _decode_waiting(self) -> None:
         try:
@@ -103,19 +114,20 @@ class ReceivedTransfer(IncomingTransfer):
             self.link.abort(self.id, AbortCode.RECEIVER_FAILED, f"the receiver's decoder failed: {error!r}")
             raise
         finally:
-            self._decoder = None
             if self._error is not None:
                 super().fail(self._error)
 
     def _next_batch(self) -> tuple[int, list[int]] | None:
         """Pages of the earliest stream that has any: anchors first, also here."""
-        for stream, waiting in enumerate(self._waiting):
-            if waiting:
-                pages = list(waiting)[:BATCH_PAGES]
-                for page in pages:
-                    del waiting[page]
-                return stream, pages
-        return None
+        with self.link.lock:
+            for stream, waiting in enumerate(self._waiting):
+                if waiting:
+                    pages = list(itertools.islice(waiting, BATCH_PAGES))
+                    for page in pages:
+                        del waiting[page]
+                    return stream, pages
+            self._decoding = False
+            return None
 
     def _decode(self, inputs: list[tuple[int, list[memoryview]]]) -> None:
         for index, streams in inputs:
