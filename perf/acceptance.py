@@ -25,7 +25,7 @@ from lynx_net.demo.experiment import Experiment, compare
 from lynx_net.demo.options import DemoOptions, add_arguments, options_from
 from lynx_net.demo.pair import Pair
 from lynx_net.demo.process import leave, limit_threads
-from lynx_net.demo.prompts import build_prompt
+from lynx_net.demo.prompts import build_prompt, read_document
 from lynx_net.demo.results import machine_facts
 from lynx_net.errors import LynxError
 
@@ -71,7 +71,7 @@ def documents() -> Iterator[tuple[str, str]]:
     In round n each text begins at its n-th section and ends with the sections before; a section
     is what stands between two empty lines and has some length.
     """
-    sections = {name: _sections((ROOT / name).read_text("utf-8")) for name in DOCUMENTS}
+    sections = {name: _sections(read_document(ROOT / name)) for name in DOCUMENTS}
     for turn in itertools.count():
         for name, parts in sections.items():
             start = turn * max(len(parts) // 8, 1) % len(parts)

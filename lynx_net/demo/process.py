@@ -6,10 +6,7 @@ import os
 import sys
 from typing import NoReturn
 
-import numpy as np
-
 from lynx_codec import get_codec
-from lynx_codec.base import PageShape
 from lynx_net.demo.options import CODECS
 
 __all__ = ["leave", "limit_threads", "warm_up_codecs"]
@@ -28,15 +25,9 @@ def limit_threads() -> None:
 
 
 def warm_up_codecs() -> None:
-    """Encode and decode one small page with every codec, so that no transfer waits for a compiler."""
-    shape = PageShape(tokens=64, heads=1, head_size=64, raw_head=4, raw_tail=8)
-    page = np.linspace(-1, 1, shape.values, dtype=np.float32).reshape(shape.array_shape)
+    """Compile the kernels of every codec or read them from their cache, so that no transfer waits for it."""
     for name in CODECS:
-        codec = get_codec(name)
-        outs = [memoryview(bytearray(count)) for count in codec.stream_bytes(shape, wide=True)]
-        streams = [out[:count] for out, count in zip(outs, codec.encode(page, shape, outs), strict=True)]
-        for prefix in range(1, len(streams) + 1):
-            codec.decode(streams[:prefix], shape, np.empty_like(page))
+        get_codec(name).warm_up()
 
 
 def leave(code: int) -> NoReturn:

@@ -19,8 +19,8 @@ __all__ = [
     "Prompt",
     "build_prompt",
     "default_document",
-    "prompt_for",
     "read_document",
+    "source_for",
 ]
 
 DEFAULT_QUESTION = "Explain in a few sentences what lynx_net does and why decoding can start early."
@@ -98,11 +98,15 @@ def build_prompt(tokenizer: Any, document: str, question: str, tokens: int) -> P
     return Prompt(prompt, min(len(body), room), len(body) > room)
 
 
-def prompt_for(options: DemoOptions, tokenizer: Any) -> Prompt:
-    """The prompt that the options ask for; raises DemoError as its parts do."""
-    document = default_document() if options.prompt_file is None else read_document(options.prompt_file)
-    question = options.question or (DEFAULT_QUESTION if options.prompt_file is None else FILE_QUESTION)
-    return build_prompt(tokenizer, document, question, options.prompt_tokens)
+def source_for(options: DemoOptions) -> tuple[str, str]:
+    """The document and the question that the options ask for.
+
+    Raises:
+        DemoError: the document cannot be read.
+    """
+    if options.prompt_file is None:
+        return default_document(), options.question or DEFAULT_QUESTION
+    return read_document(options.prompt_file), options.question or FILE_QUESTION
 
 
 def _token_ids(tokenizer: Any, text: str) -> list[int]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from lynx_net.demo.options import MIN_PROMPT_TOKENS, DemoError, DemoOptions
-from lynx_net.demo.prompts import build_prompt, default_document, prompt_for, read_document
+from lynx_net.demo.prompts import build_prompt, default_document, read_document, source_for
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -89,18 +89,18 @@ def test_files_that_are_no_document(tmp_path: Path, content: bytes | None, reaso
 def test_options_choose_document_and_question(tmp_path: Path) -> None:
     file = tmp_path / "prompt.txt"
     file.write_text("mine " * 500)
-    tokenizer = WordTokenizer()
-    mine = tokenizer.text(prompt_for(DemoOptions(prompt_file=file, prompt_tokens=256), tokenizer).tokens)
-    assert mine.startswith("<user>mine mine")
-    assert "Summarise the document" in mine
-    own = tokenizer.text(prompt_for(DemoOptions(question="How?", prompt_tokens=256), tokenizer).tokens)
-    assert own.startswith("<user>lynx_net")
-    assert own.endswith("How?<end><assistant>")
+    document, question = source_for(DemoOptions(prompt_file=file))
+    assert document == file.read_text()
+    assert question.startswith("Summarise the document")
+    assert source_for(DemoOptions(prompt_file=file, question="How?"))[1] == "How?"
+    document, question = source_for(DemoOptions())
+    assert document == default_document()
+    assert "lynx_net" in question
 
 
 @pytest.mark.model
 def test_the_default_prompt_fills_the_default_length(smollm2_tokenizer: Any) -> None:
-    prompt = prompt_for(DemoOptions(), smollm2_tokenizer)
+    prompt = build_prompt(smollm2_tokenizer, *source_for(DemoOptions()), 2048)
     assert len(prompt.tokens) == 2048
     text = smollm2_tokenizer.decode(prompt.tokens)
     assert text.startswith("<|im_start|>system\n")

@@ -123,6 +123,15 @@ def test_no_usable_python_is_said_in_one_sentence(checkout: Checkout) -> None:
     assert done.stderr == ("demo: needs Python 3.11 to 3.14 (tried: /nowhere/python); set PYTHON to use another\n")
 
 
+def test_a_python_without_ensurepip_gets_its_pip_from_the_system(checkout: Checkout) -> None:
+    python = checkout.folder / "python3"
+    (checkout.folder / ".venv" / "bin" / "python").rename(python)
+    checkout.run("demo", PYTHON=str(python), fail_on="import ensurepip")
+    calls = [call for call in checkout.calls() if call.startswith("python3 ")]
+    assert "python3 -m venv --without-pip .venv" in calls
+    assert "python3 -m pip --python .venv/bin/python install pip" in calls
+
+
 def test_scripts_have_the_run_bit_and_no_syntax_error() -> None:
     for script in ("scripts/demo", "scripts/test", ".ci/run"):
         assert os.access(ROOT / script, os.X_OK), script

@@ -56,6 +56,7 @@ def test_old_and_repeated_grants_change_nothing() -> None:
     window.use(10)
     assert window.grant(20)
     assert not window.grant(15)
+    assert window.available == 10
     assert not window.grant(20)
     assert window.available == 10
 

@@ -121,10 +121,10 @@ def test_every_way_of_feeding_gives_the_frames_that_were_sent(sent: list[Sent], 
         assert feeder.reader.idle
 
 
-@given(sent=frames, cut=st.integers(0, 10_000))
-def test_a_truncated_stream_is_a_prefix_and_never_idle_inside_a_frame(sent: list[Sent], cut: int) -> None:
+@given(sent=frames, share=st.floats(0, 1))
+def test_a_truncated_stream_is_a_prefix_and_never_idle_inside_a_frame(sent: list[Sent], share: float) -> None:
     data = b"".join(part[0] for part in sent)
-    cut = min(cut, len(data))
+    cut = int(share * len(data))
     feeder = Feeder()
     feeder.feed_all(data[:cut], 64)
     borders = [0]
@@ -210,6 +210,19 @@ def test_a_sealed_header_is_believed_exactly_within_the_limits(**fields: int) ->
     else:
         with pytest.raises(RemoteProtocolError):
             feeder.received(HEADER_BYTES)
+
+
+@pytest.mark.parametrize("reserved", ["zero", "zero_too"])
+@pytest.mark.parametrize("kind", [1, 2])
+def test_reserved_fields_must_be_zero(reserved: str, kind: int) -> None:
+    fields = {"kind": kind, "length": 5, "stream_bytes": 0 if kind == 1 else 5}
+    reader = FrameReader()
+    reader.buffers()[0][:] = sealed(**fields)
+    assert len(reader.received(HEADER_BYTES)) == kind - 1
+    reader = FrameReader()
+    reader.buffers()[0][:] = sealed(**fields, **{reserved: 1})
+    with pytest.raises(RemoteProtocolError, match="reserved"):
+        reader.received(HEADER_BYTES)
 
 
 @given(st.binary(min_size=1, max_size=400), st.sampled_from([1, 13, 400]))

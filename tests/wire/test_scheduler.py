@@ -188,7 +188,7 @@ class AgainstTheRules(RuleBasedStateMachine):
 
 
 TestAgainstTheRules = AgainstTheRules.TestCase
-TestAgainstTheRules.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestAgainstTheRules.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
 def queue_of(transfer: int = 1, **options: float) -> SendQueue:
