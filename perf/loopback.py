@@ -1,7 +1,8 @@
 """Throughput over loopback beside a raw blocking-socket copy: `python -m perf.loopback --json FILE`.
 
 Both move the same bytes between two processes with as many connections and the same buffer size, in turn, and lynx_net
-checks every segment's checksum. Figures are medians over the rounds; CPU seconds are user and system time of both sides.
+checks every segment's checksum. Figures are medians over the rounds; CPU seconds are user and system
+time of both sides.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lynx_net.errors import ConnectionLostError, HandshakeError, RemoteProtocolError
-from lynx_net.wire.frames import MAX_SEGMENT_BYTES, ControlFrame, FrameReader, pack_control
+from lynx_net.wire.frames import MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, ControlFrame, FrameReader, pack_control
 from lynx_net.wire.messages import PROTOCOL_VERSION, Hello, Message, Reject, decode_message, encode_message
 
 if TYPE_CHECKING:
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 __all__ = ["MAX_LANES", "make_hello", "read_hello", "send_message"]
 
 MAX_LANES = 64
+MAX_HELLO_BYTES = 4096
+"""Nothing longer is read from a peer that has not introduced itself."""
 
 
 def make_hello(config: LinkConfig, link: bytes, incarnation: bytes, lane: int, lanes: int) -> Hello:
@@ -43,7 +45,7 @@ async def read_hello(lane: Lane) -> Hello:
         HandshakeError: the peer speaks something else, another version, or rejects us; names what differs.
         ConnectionLostError: it closed before it had said anything useful.
     """
-    reader = FrameReader()
+    reader = FrameReader(max_control_bytes=MAX_HELLO_BYTES)
     while True:
         # Only one view at a time: what lies behind the Hello belongs to the link.
         count = await lane.receive_into(reader.buffers()[:1])
@@ -74,7 +76,7 @@ def _check(message: Message, peer: str) -> Hello:
             "incarnation": len(message.incarnation) == 8,
             "lanes": 1 <= message.lanes <= MAX_LANES,
             "lane": message.lane < message.lanes,
-            "segment_bytes": 1 <= message.segment_bytes <= MAX_SEGMENT_BYTES,
+            "segment_bytes": MIN_SEGMENT_BYTES <= message.segment_bytes <= MAX_SEGMENT_BYTES,
             "deadline_ms": message.deadline_ms >= 1,
         }.items()
         if not good

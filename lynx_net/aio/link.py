@@ -263,7 +263,7 @@ class Link:
     # ---- what the pump calls
 
     def post(self, events: Sequence[Event]) -> None:
-        """Handle events of the core, in order, in the event loop but for arrived pages; may be called from any thread."""
+        """Handle events of the core, in order: arrived pages here, the rest in the event loop. Any thread may call it."""
         with self.lock:
             for event in events:
                 if isinstance(event, PageArrived):

@@ -158,7 +158,7 @@ class IncomingTransfer:
         raise LocalProtocolError("this transfer has no decoder")
 
     def page_arrived(self, page: int, stream: int) -> None:
-        """A page can be decoded with streams 0 to `stream`. Called with the link's lock, from any thread; must be quick."""
+        """A page can be decoded with streams 0 to `stream`. Called with the link's lock, from any thread; be quick."""
         raise LocalProtocolError("this transfer has no decoder")
 
     def mark_layer(self, layer: int, stream: int) -> None:
