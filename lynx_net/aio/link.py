@@ -263,7 +263,7 @@ class Link:
     # ---- what the pump calls
 
     def post(self, events: Sequence[Event]) -> None:
-        """Handle events of the core, in order: arrived pages here, the rest in the event loop. Any thread may call it."""
+        """Handle events of the core, in order; arrived pages here, the rest in the event loop. For any thread."""
         with self.lock:
             for event in events:
                 if isinstance(event, PageArrived):
