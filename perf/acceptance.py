@@ -11,7 +11,6 @@ how many of them are accepted depends on the codec.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import dataclasses
 import itertools
 import json
@@ -24,7 +23,7 @@ from lynx_net.demo.display import PlainDisplay
 from lynx_net.demo.experiment import Experiment, compare
 from lynx_net.demo.options import DemoOptions, add_arguments, options_from
 from lynx_net.demo.pair import Pair
-from lynx_net.demo.process import leave, limit_threads
+from lynx_net.demo.process import leave, limit_threads, run_loop
 from lynx_net.demo.prompts import build_prompt, read_document
 from lynx_net.demo.results import machine_facts
 from lynx_net.errors import LynxError
@@ -90,9 +89,8 @@ def _sections(text: str) -> list[str]:
     return [*sections, held.rstrip()] if held.strip() else sections
 
 
-async def measure(options: DemoOptions, prompts: int) -> list[dict[str, Any]]:
-    """Run so many prompts and return a sample for each."""
-    samples: list[dict[str, Any]] = []
+async def measure(options: DemoOptions, prompts: int, samples: list[dict[str, Any]]) -> None:
+    """Run so many prompts and append a sample for each."""
     display = QuietDisplay()
     async with Pair.open(options, lambda progress: None) as pair:
         experiment = Experiment(pair, options, display)
@@ -112,7 +110,6 @@ async def measure(options: DemoOptions, prompts: int) -> list[dict[str, Any]]:
                 )
 
         await pair.run(work())
-    return samples
 
 
 def _sample(result: TransferResult, name: str, question: str, tokens: int) -> dict[str, Any]:
@@ -155,9 +152,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_arguments(parser)
     limit_threads()
     arguments = parser.parse_args(argv)
+    samples: list[dict[str, Any]] = []
     try:
         options = dataclasses.replace(options_from(arguments), codecs=("lynx",), temperature=0.0)
-        samples = asyncio.run(measure(options, arguments.prompts))
+        run_loop(measure(options, arguments.prompts, samples))
     except LynxError as error:
         print(f"perf.acceptance: {error}", file=sys.stderr, flush=True)
         leave(1)

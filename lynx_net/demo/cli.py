@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lynx_net.demo.display import open_display
 from lynx_net.demo.options import DemoError, options_from
-from lynx_net.demo.process import leave, limit_threads
+from lynx_net.demo.process import leave, limit_threads, run_loop
 from lynx_net.demo.report import report_lines
 from lynx_net.demo.results import machine_facts
 from lynx_net.errors import LynxError
@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _failed(str(error))
     display = open_display()
     try:
-        asyncio.run(_main(options, display))
+        run_loop(_main(options, display))
     except LynxError as error:
         display.close()
         leave(_failed(str(error)))

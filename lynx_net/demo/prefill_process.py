@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import lynx_net
 from lynx_net.demo.exchange import STARTED_S, CacheRequest, Progress
 from lynx_net.demo.options import DemoError
-from lynx_net.demo.process import leave, limit_threads
+from lynx_net.demo.process import leave, limit_threads, run_loop
 from lynx_net.errors import (
     ConnectionFailedError,
     ConnectionLostError,
@@ -163,7 +163,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     executor = ThreadPoolExecutor(1, "prefill")
     output = 2
     try:
-        asyncio.run(_run(arguments, executor))
+        run_loop(_run(arguments, executor))
     except (ConnectionFailedError, ConnectionLostError, PeerTimeoutError) as error:
         output, sentence = arguments.terminal_fd, f"the decode process is gone: {error}"
     except LynxError as error:
