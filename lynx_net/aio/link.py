@@ -250,11 +250,12 @@ class Link:
             self._pump.wake()
 
     def abort(self, transfer: int, code: int, reason: str, error: LynxError | None = None) -> None:
-        """Give up a transfer of either direction."""
+        """Give up a transfer of either direction. For any thread; in the event loop its waiters know on return."""
         with self.lock:
             self.post(self.core.abort(transfer, code, reason, error))
             self._pump.wake()
-        self._drain()
+        if threading.get_ident() == self._loop_thread:
+            self._drain()
 
     def wake(self) -> None:
         """The core has something new to send; called with the lock."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lynx_net.aio.offload import run_blocking
 from lynx_net.aio.transfer import IncomingTransfer, Offer
 from lynx_net.errors import CodecError, LocalProtocolError, LynxError
 from lynx_net.wire.messages import AbortCode
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from lynx_net.wire.layout import Kind
 
 __all__ = ["ReceivedTransfer"]
+
+logger = logging.getLogger("lynx_net")
 
 BATCH_PAGES = 32
 """Pages decoded in one visit to the decoder thread; bounds how long an abort waits for the thread."""
@@ -55,36 +57,51 @@ class ReceivedTransfer(IncomingTransfer):
         layout = offer.layout
         self._codec = codec
         self._executor = executor
-        self._sizes: dict[PageShape, list[frozenset[int]]] = {}
-        self._need_bytes = self._count_need()
+        # Every layer is cut alike, so one layer tells.
+        first = layout.layer_pages(0) if layout.layers else range(0)
+        self._layer_sizes = [_sizes_of(codec, layout.page(index).shape) for index in first]
+        self._need_bytes = layout.layers * sum(max(size) for sizes in self._layer_sizes for size in sizes)
         self.target = allocate(offer)
         self._views: dict[tuple[int, Kind], NDArray[Any]] = {}
         for layer in range(layout.layers):
             for kind in layout.kinds:
                 self._views[layer, kind] = _checked(self.target.view(layer, kind), layout.array_shape(kind))
-        # Page numbers that wait for the decoder, by the last stream that is there.
+        # Page numbers that wait for the decoder, by the last stream that is there; all of it under the link's lock.
         self._waiting: list[dict[int, None]] = [{} for _ in range(offer.streams)]
+        self._waiting_bytes = [0] * offer.streams
+        self._layer_arrived = [[0] * layout.layers for _ in range(offer.streams)]
         self._decoding = False
-        self._decoder: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
         self._error: LynxError | None = None
 
     def sizes(self, page: int) -> Sequence[frozenset[int]]:
-        return self._sizes_of(self.offer.layout.page(page).shape)
+        return self._layer_sizes[page % len(self._layer_sizes)]
 
     @property
     def need_bytes(self) -> int:
         return self._need_bytes
 
     def page_arrived(self, page: int, stream: int) -> None:
+        """Visits of the decoder thread cost more than a page: one is due when a layer is whole, or much waits."""
         if self._error is not None:
             return
         for earlier in self._waiting[:stream]:
             earlier.pop(page, None)
         self._waiting[stream][page] = None
-        if not self._decoding:
+        self._waiting_bytes[stream] += max(self.sizes(page)[stream])
+        layer = page // len(self._layer_sizes)
+        self._layer_arrived[stream][layer] += 1
+        due = (
+            self._layer_arrived[stream][layer] == len(self._layer_sizes)
+            or len(self._waiting[stream]) >= BATCH_PAGES
+            or self._waiting_bytes[stream] >= self._window_bytes(stream) // 4
+        )
+        if due and not self._decoding:
             self._decoding = True
-            self._loop.call_soon_threadsafe(self._start_decoder)
+            if self._executor is None:
+                self._decode_waiting()
+            else:
+                self._executor.submit(self._decode_waiting)
 
     def fail(self, error: LynxError) -> None:
         """Everything waiting is dropped; the waiters learn of it when the decoder thread has let go of the target."""
@@ -96,26 +113,26 @@ class ReceivedTransfer(IncomingTransfer):
         if not decoding:
             super().fail(error)
 
-    def _start_decoder(self) -> None:
-        self._decoder = asyncio.create_task(self._decode_waiting())
+    def _window_bytes(self, stream: int) -> int:
+        config = self.link.core.config
+        return config.residual_window_bytes if stream else config.anchor_window_bytes
 
-    async def _decode_waiting(self) -> None:
+    def _decode_waiting(self) -> None:
+        """Runs in the decoder thread until nothing waits."""
         try:
             while (batch := self._next_batch()) is not None:
                 stream, pages = batch
                 arrived = ((page, self.link.page_streams(self, page, stream)) for page in pages)
-                inputs = [(page, streams) for page, streams in arrived if streams]
-                await run_blocking(self._executor, self._decode, inputs)
+                self._decode([(page, streams) for page, streams in arrived if streams])
                 self.link.decoded(self, pages, stream)
         except CodecError as error:
             self.link.abort(self.id, AbortCode.CODEC, f"the receiver cannot decode: {error}", error)
+            self._loop.call_soon_threadsafe(self._let_go)
         except Exception as error:
             # Not ours to handle, but the transfer's waiters must not hang because of it.
             self.link.abort(self.id, AbortCode.RECEIVER_FAILED, f"the receiver's decoder failed: {error!r}")
-            raise
-        finally:
-            if self._error is not None:
-                super().fail(self._error)
+            self._loop.call_soon_threadsafe(self._let_go)
+            logger.exception("the decoder of transfer %d failed", self.id)
 
     def _next_batch(self) -> tuple[int, list[int]] | None:
         """Pages of the earliest stream that has any: anchors first, also here."""
@@ -125,9 +142,17 @@ class ReceivedTransfer(IncomingTransfer):
                     pages = list(itertools.islice(waiting, BATCH_PAGES))
                     for page in pages:
                         del waiting[page]
+                    self._waiting_bytes[stream] = sum(max(self.sizes(page)[stream]) for page in waiting)
                     return stream, pages
             self._decoding = False
+            if self._error is not None:
+                self._loop.call_soon_threadsafe(self._let_go)
             return None
+
+    def _let_go(self) -> None:
+        """The decoder thread has finished for good: now the waiters may know."""
+        if self._error is not None:
+            super().fail(self._error)
 
     def _decode(self, inputs: list[tuple[int, list[memoryview]]]) -> None:
         for index, streams in inputs:
@@ -139,20 +164,11 @@ class ReceivedTransfer(IncomingTransfer):
                 error.add_note(f"layer {page.layer}, {page.kind}s, tokens {page.start} to {page.stop}")
                 raise
 
-    def _sizes_of(self, shape: PageShape) -> list[frozenset[int]]:
-        sizes = self._sizes.get(shape)
-        if sizes is None:
-            narrow, wide = (self._codec.stream_bytes(shape, wide=escaped) for escaped in (False, True))
-            sizes = self._sizes[shape] = [frozenset(pair) for pair in zip(narrow, wide, strict=True)]
-        return sizes
 
-    def _count_need(self) -> int:
-        """Every layer is cut alike, so one layer tells."""
-        layout = self.offer.layout
-        if not layout.layers:
-            return 0
-        shapes = (layout.page(index).shape for index in layout.layer_pages(0))
-        return layout.layers * sum(max(size) for shape in shapes for size in self._sizes_of(shape))
+def _sizes_of(codec: Codec, shape: PageShape) -> list[frozenset[int]]:
+    """The byte sizes that each stream of a page may have."""
+    narrow, wide = (codec.stream_bytes(shape, wide=escaped) for escaped in (False, True))
+    return [frozenset(pair) for pair in zip(narrow, wide, strict=True)]
 
 
 def _checked(view: object, shape: tuple[int, int, int]) -> NDArray[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -99,7 +100,9 @@ class _KVEndpoint(Endpoint[KVLink]):
     ) -> None:
         super().__init__(self._make_kv_link, config=config or LinkConfig(), rate=rate)
         self._allocate = allocate or (lambda offer: HostCache(offer.layout))
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="lynx_net-codec")
+        # In virtual time nothing waits for threads, so the work is done in place.
+        virtual = hasattr(asyncio.get_running_loop(), "virtual_clock")
+        self._executor = None if virtual else ThreadPoolExecutor(1, thread_name_prefix="lynx_net-codec")
 
     def _make_kv_link(self, parts: LinkParts) -> KVLink:
         return KVLink(parts, make_incoming=self._receive, executor=self._executor)
@@ -110,7 +113,8 @@ class _KVEndpoint(Endpoint[KVLink]):
 
     async def close(self) -> None:
         await super().close()
-        self._executor.shutdown(wait=False)
+        if self._executor is not None:
+            self._executor.shutdown(wait=False)
 
 
 @contextlib.asynccontextmanager
