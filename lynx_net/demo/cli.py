@@ -58,8 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _failed(sentence: str) -> int:
-    """Say why the demonstration ends."""
-    print(f"lynx_net demo: {sentence}", file=sys.stderr, flush=True)
+    """Say why the demonstration ends; on the real standard error, since libraries replace sys.stderr for moments."""
+    print(f"lynx_net demo: {sentence}", file=sys.__stderr__, flush=True)
     return 1
 
 

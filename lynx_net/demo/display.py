@@ -74,16 +74,17 @@ class PlainDisplay:
     """Plain lines on standard output, each flushed at once, so that a pipe sees them in time."""
 
     def __init__(self) -> None:
+        self._output = sys.stdout  # kept: libraries replace sys.stdout for moments, in another thread
         self._codec = ""
         self._totals: list[int] = []
         self._shown: list[int] = []
         self._kinds: list[str] = []
 
     def step(self, text: str) -> None:
-        print(f"{text} ...", flush=True)
+        print(f"{text} ...", file=self._output, flush=True)
 
     def note(self, text: str) -> None:
-        print(text, flush=True)
+        print(text, file=self._output, flush=True)
 
     def transfer(self, codec: str, stream_bytes: Sequence[int]) -> None:
         self._codec = codec
@@ -97,7 +98,9 @@ class PlainDisplay:
             if quarters > self._shown[stream]:
                 self._shown[stream] = quarters
                 name = stream_name(self._codec, stream, len(self._totals))
-                print(f"  {name}: {quarters * 100 // _QUARTERS} % of {total / 1e6:.2f} MB", flush=True)
+                print(
+                    f"  {name}: {quarters * 100 // _QUARTERS} % of {total / 1e6:.2f} MB", file=self._output, flush=True
+                )
 
     def text(self, pieces: Sequence[Piece], detokenize: Callable[[Sequence[int]], str]) -> None:
         del detokenize  # the text itself comes with the report
@@ -105,11 +108,11 @@ class PlainDisplay:
         for kind, told in (("draft", "drafting"), ("accepted", "drafts verified"), ("commit", "decoding")):
             if kind in kinds and kind not in self._kinds:
                 self._kinds.append(kind)
-                print(f"  {self._codec}: {told}", flush=True)
+                print(f"  {self._codec}: {told}", file=self._output, flush=True)
 
     def report(self, lines: Sequence[Line]) -> None:
         for line in lines:
-            print(plain_text(line).rstrip(), flush=True)
+            print(plain_text(line).rstrip(), file=self._output, flush=True)
 
     def close(self) -> None:
         """Nothing to restore."""

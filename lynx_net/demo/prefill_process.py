@@ -141,10 +141,12 @@ async def _run(arguments: argparse.Namespace, executor: ThreadPoolExecutor) -> N
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, leave, 0)
     config = lynx_net.LinkConfig(deadline_s=arguments.timeout_s)
 
+    output = sys.stdout  # kept: libraries replace sys.stdout for moments while they are imported
+
     def tell(progress: Progress) -> None:
         with contextlib.suppress(BrokenPipeError):  # the link says more about a lost parent than its pipe
-            sys.stdout.write(progress.to_line())
-            sys.stdout.flush()
+            output.write(progress.to_line())
+            output.flush()
 
     async with lynx_net.connect(arguments.url, rate=arguments.rate, lanes=arguments.lanes, config=config) as link:
         await _serve(link, _Prefiller(tell), executor)

@@ -47,9 +47,10 @@ def warm_up_codecs() -> None:
 
 def leave(code: int) -> NoReturn:
     """End this process now, with what was printed flushed, without waiting for a worker thread's computation."""
-    for stream in (sys.stdout, sys.stderr):
+    for stream in (sys.__stdout__, sys.__stderr__):
         try:
-            stream.flush()
+            if stream is not None:
+                stream.flush()
         except OSError:
             continue  # nobody reads it any more
     os._exit(code)
