@@ -8,11 +8,9 @@ codec rather than the memory behind it; `--pages 16` walks through a set that no
 from __future__ import annotations
 
 import argparse
-import contextlib
 import itertools
 import json
 import os
-import platform
 import statistics
 import sys
 import time
@@ -22,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lynx_codec import Codec, PageShape, bits_per_value, codec_names, get_codec
+from lynx_net.demo.results import machine_facts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -99,26 +98,6 @@ def measure(name: str, pages: list[NDArray[Any]], shape: PageShape, rounds: int)
     }
 
 
-def machine() -> dict[str, Any]:
-    """What the figures depend on."""
-    import numba
-
-    model = platform.processor() or platform.machine()
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                model = line.partition(":")[2].strip()
-                break
-    return {
-        "cpu": model,
-        "cores": os.cpu_count(),
-        "system": platform.platform(),
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "numba": numba.__version__,
-    }
-
-
 def table(codecs: dict[str, dict[str, Any]]) -> str:
     """The result as text; each speed with its ratio to the reference."""
     lines = [f"{'codec':6} {'bits':>15}  " + "".join(f"{s.removesuffix('_gbps'):>22}" for s in SPEEDS)]
@@ -149,7 +128,7 @@ def main(arguments: list[str] | None = None) -> int:
         get_codec(name).warm_up()
         codecs[name] = measure(name, pages, shape, options.rounds)
     result = {
-        "machine": machine(),
+        "machine": machine_facts(("numpy", "numba")),
         "page": {
             "tokens": shape.tokens,
             "heads": shape.heads,

@@ -8,27 +8,23 @@ time of both sides.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import multiprocessing
 import os
-import platform
 import resource
 import socket
 import statistics
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import lynx_net
-from lynx_net import CacheLayout, LinkConfig
-from lynx_net.aio.endpoint import Endpoint
-from lynx_net.aio.link import Link
-from lynx_net.aio.transfer import IncomingTransfer
+from lynx_net import LinkConfig
+from lynx_net.demo.results import machine_facts
+from perf.bytelevel import PACKAGES, endpoint, open_bytes, run
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from multiprocessing.connection import Connection
 
 GIB = 1 << 30
@@ -89,31 +85,11 @@ def raw_send(port: int, total: int, lanes: int, size: int) -> tuple[float, float
 # ---- lynx_net, without a codec
 
 
-class Swallow(IncomingTransfer):
-    """Takes pages of one size and is done with each as it arrives."""
-
-    def sizes(self, page: int) -> Sequence[frozenset[int]]:
-        return [frozenset({self.offer.meta["page_bytes"]})]
-
-    @property
-    def need_bytes(self) -> int:
-        return int(self.offer.layout.page_count * self.offer.meta["page_bytes"])
-
-    def page_arrived(self, page: int, stream: int) -> None:
-        self.link.decoded(self, [page], stream)
-
-
-def _endpoint(size: int) -> Endpoint[Link]:
-    config = LinkConfig(segment_bytes=size, memory_bytes=1 << 40)
-    return Endpoint(lambda parts: Link(parts, Swallow), config=config, rate=None)
-
-
 def lynx_receive(pipe: Connection, total: int, lanes: int, size: int) -> None:
     """Serve one transfer."""
 
     async def serve() -> None:
-        endpoint = _endpoint(size)
-        server = await endpoint.serve("tcp://127.0.0.1:0")
+        server = await endpoint(segment_bytes=size).serve("tcp://127.0.0.1:0")
         pipe.send(int(server.url.rpartition(":")[2]))
         transfer = await anext(aiter(server))
         began = cpu_seconds()
@@ -122,38 +98,28 @@ def lynx_receive(pipe: Connection, total: int, lanes: int, size: int) -> None:
         await transfer.link.closed()
         await server.close()
 
-    _run(serve())
+    run(serve())
 
 
 def lynx_send(port: int, total: int, lanes: int, size: int) -> tuple[float, float]:
     """Send pages of one segment each; start time and CPU seconds."""
 
     async def send() -> tuple[float, float]:
-        endpoint = _endpoint(size)
+        side = endpoint(segment_bytes=size)
         source = memoryview(bytes(SOURCE_BYTES))
-        layout = CacheLayout(layers=1, tokens=total // size, heads=1, key_size=1, value_size=0, page_tokens=1)
-        link = await endpoint.connect(f"tcp://127.0.0.1:{port}", lanes=lanes)
+        link = await side.connect(f"tcp://127.0.0.1:{port}", lanes=lanes)
         began_s, began = time.monotonic(), cpu_seconds()
-        transfer = link.open_transfer(
-            "loopback", layout, codec="none", codec_params={}, streams=1, meta={"page_bytes": size}
-        )
-        for page in range(layout.page_count):
+        transfer = open_bytes(link, total // size, (size,))
+        for page in range(total // size):
             await transfer.wait_for_room()
             offset = page * size % SOURCE_BYTES
             transfer.submit(page, 0, source[offset : offset + size])
         await transfer.delivered
         spent = cpu_seconds() - began
-        await endpoint.close()
+        await side.close()
         return began_s, spent
 
-    return _run(send())
-
-
-def _run(main: Any) -> Any:
-    import uvloop
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(main)
+    return run(send())
 
 
 SIDES = {"raw": (raw_receive, raw_send), "lynx": (lynx_receive, lynx_send)}
@@ -193,7 +159,7 @@ def main() -> None:
     cpu_cost = {kind: statistics.median(cpu for _, cpu in results) for kind, results in runs.items()}
     ratios = [lynx[0] / raw[0] for raw, lynx in zip(runs["raw"], runs["lynx"], strict=True)]
     figures = {
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, Linux {platform.release()}",
+        "machine": machine_facts(PACKAGES),
         "version": lynx_net.__version__,
         "lanes": options.lanes,
         "segment_bytes": size,

@@ -19,7 +19,7 @@ from lynx_net.errors import (
     LynxError,
     PeerTimeoutError,
 )
-from lynx_net.transport import Address, Lane, transport_for
+from lynx_net.transport import Address, Lane, SocketOptions, transport_for
 from lynx_net.wire.connection import LinkCore
 from lynx_net.wire.grants import CreditBook, Grant
 from lynx_net.wire.messages import Hello, Reject
@@ -63,6 +63,7 @@ class Endpoint(Generic[LinkT]):
         self.config = config
         self._rate_bps = parse_rate(rate)
         self._make_link = make_link
+        self._socket_options = SocketOptions(config.notsent_lowat_bytes, config.receive_buffer_bytes)
         self._clock: Callable[[], float] = getattr(asyncio.get_running_loop(), "virtual_clock", time.monotonic)
         self.incarnation = secrets.token_bytes(8)
         # One lock for all links, since they share the credit book and threads of any link may change it.
@@ -101,7 +102,7 @@ class Endpoint(Generic[LinkT]):
 
     async def _open_lane(self, address: Address, key: bytes, index: int, lanes: int, opened: list[Lane]) -> Hello:
         transport = transport_for(address)
-        lane = await transport.connect(address, notsent_lowat_bytes=self.config.notsent_lowat_bytes)
+        lane = await transport.connect(address, self._socket_options)
         opened.append(lane)
         await send_message(lane, make_hello(self.config, key, self.incarnation, index, lanes))
         return await read_hello(lane)
@@ -109,7 +110,7 @@ class Endpoint(Generic[LinkT]):
     async def serve(self, url: str) -> Server[LinkT]:
         """Bind an address and accept links; raises ConnectionFailedError at once if it is taken."""
         address = Address.parse(url)
-        listener = await transport_for(address).listen(address, notsent_lowat_bytes=self.config.notsent_lowat_bytes)
+        listener = await transport_for(address).listen(address, self._socket_options)
         return Server(self, listener)
 
     async def close(self) -> None:

@@ -132,7 +132,7 @@ def agreement(tokens: Sequence[int], reference: Sequence[int]) -> Agreement:
     return Agreement(sum(ours == theirs for ours, theirs in pairs), len(pairs), first)
 
 
-def machine_facts() -> dict[str, Any]:
+def machine_facts(packages: Sequence[str] = ("numpy", "torch", "transformers")) -> dict[str, Any]:
     """Processor, cores, system and versions, for a file of results."""
     from importlib.metadata import version
 
@@ -141,7 +141,7 @@ def machine_facts() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
-        "packages": {name: version(name) for name in ("numpy", "torch", "transformers")},
+        "packages": {name: version(name) for name in packages},
     }
 
 

@@ -11,7 +11,7 @@ import os
 from typing import TYPE_CHECKING
 
 from lynx_net.errors import ConnectionFailedError, ConnectionLostError
-from lynx_net.transport import Address, Lane, Listener, transport_for
+from lynx_net.transport import Address, Lane, Listener, SocketOptions, transport_for
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["TransportConformance"]
 
 _MEGABYTE = 1 << 20
-_LOWAT = 64 * 1024
+_OPTIONS = SocketOptions(notsent_lowat_bytes=64 * 1024, receive_buffer_bytes=512 * 1024)
 
 
 async def _receive_exactly(lane: Lane, count: int) -> bytes:
@@ -43,9 +43,7 @@ class TransportConformance:
     async def _pair(self) -> AsyncIterator[tuple[Lane, Lane]]:
         async with self._listener() as listener:
             address = Address.parse(listener.url)
-            left, right = await asyncio.gather(
-                transport_for(address).connect(address, notsent_lowat_bytes=_LOWAT), listener.accept()
-            )
+            left, right = await asyncio.gather(transport_for(address).connect(address, _OPTIONS), listener.accept())
             try:
                 yield left, right
             finally:
@@ -55,7 +53,7 @@ class TransportConformance:
     @contextlib.asynccontextmanager
     async def _listener(self) -> AsyncIterator[Listener]:
         address = Address.parse(self.url)
-        listener = await transport_for(address).listen(address, notsent_lowat_bytes=_LOWAT)
+        listener = await transport_for(address).listen(address, _OPTIONS)
         try:
             yield listener
         finally:
@@ -163,14 +161,14 @@ class TransportConformance:
     async def test_nobody_listens(self) -> None:
         """Connecting to a free address fails at once with a typed error."""
         address = Address.parse(self.free_url)
-        task = asyncio.create_task(transport_for(address).connect(address, notsent_lowat_bytes=_LOWAT))
+        task = asyncio.create_task(transport_for(address).connect(address, _OPTIONS))
         assert isinstance(await _outcome(task), ConnectionFailedError)
 
     async def test_the_address_is_taken(self) -> None:
         """Listening where somebody listens fails at once with a typed error."""
         async with self._listener() as listener:
             address = Address.parse(listener.url)
-            task = asyncio.create_task(transport_for(address).listen(address, notsent_lowat_bytes=_LOWAT))
+            task = asyncio.create_task(transport_for(address).listen(address, _OPTIONS))
             assert isinstance(await _outcome(task), ConnectionFailedError)
 
     async def test_an_address_can_be_bound_again(self) -> None:
@@ -178,7 +176,7 @@ class TransportConformance:
         async with self._listener() as listener:
             url = Address.parse(listener.url)
         for _ in range(3):
-            again = await transport_for(url).listen(url, notsent_lowat_bytes=_LOWAT)
+            again = await transport_for(url).listen(url, _OPTIONS)
             again.close()
 
 

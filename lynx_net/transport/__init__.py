@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lynx_net.errors import LocalProtocolError
-from lynx_net.transport.base import Address, Lane, Listener, Transport
+from lynx_net.transport.base import Address, Lane, Listener, SocketOptions, Transport
 from lynx_net.transport.memory import MemoryTransport
 from lynx_net.transport.tcp import TcpTransport
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Address", "Lane", "Listener", "Transport", "transport_for"]
+__all__ = ["Address", "Lane", "Listener", "SocketOptions", "Transport", "transport_for"]
 
 _SCHEMES: dict[str, Callable[[], Transport]] = {"memory": MemoryTransport, "tcp": TcpTransport}
 

@@ -16,7 +16,7 @@ from lynx_net.errors import ConnectionFailedError, ConnectionLostError, LocalPro
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Address", "Lane", "Listener", "Transport", "failed", "lost"]
+__all__ = ["Address", "Lane", "Listener", "SocketOptions", "Transport", "failed", "lost"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,20 @@ class Address:
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{self.scheme}://{host}" + ("" if self.port is None else f":{self.port}")
+
+
+@dataclass(frozen=True, slots=True)
+class SocketOptions:
+    """What a transport sets on its connections, where it has such a thing.
+
+    Attributes:
+        notsent_lowat_bytes: bytes the kernel may hold unsent (TCP_NOTSENT_LOWAT).
+        receive_buffer_bytes: bytes the kernel may hold that were not read yet (SO_RCVBUF); None lets
+            the kernel choose and grow it.
+    """
+
+    notsent_lowat_bytes: int = 128 * 1024
+    receive_buffer_bytes: int | None = None
 
 
 class Lane(ABC):
@@ -102,11 +116,11 @@ class Transport(ABC):
     """Opens lanes and listeners for one URL scheme."""
 
     @abstractmethod
-    async def connect(self, address: Address, *, notsent_lowat_bytes: int) -> Lane:
+    async def connect(self, address: Address, options: SocketOptions) -> Lane:
         """Open a lane; raises ConnectionFailedError. Cancelling leaves nothing open."""
 
     @abstractmethod
-    async def listen(self, address: Address, *, notsent_lowat_bytes: int) -> Listener:
+    async def listen(self, address: Address, options: SocketOptions) -> Listener:
         """Bind an address; raises ConnectionFailedError at once if it is taken."""
 
 

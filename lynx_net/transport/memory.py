@@ -11,7 +11,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from lynx_net.errors import ConnectionFailedError, ConnectionLostError
-from lynx_net.transport.base import Address, Lane, Listener, Transport
+from lynx_net.transport.base import Address, Lane, Listener, SocketOptions, Transport
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -144,8 +144,8 @@ class MemoryListener(Listener):
 class MemoryTransport(Transport):
     """`memory://name`."""
 
-    async def connect(self, address: Address, *, notsent_lowat_bytes: int) -> Lane:
-        del notsent_lowat_bytes
+    async def connect(self, address: Address, options: SocketOptions) -> Lane:
+        del options
         listener = _names.get(asyncio.get_running_loop(), {}).get(address.host)
         if listener is None:
             raise ConnectionFailedError(f"cannot connect to {address}: nobody listens there")
@@ -153,8 +153,8 @@ class MemoryTransport(Transport):
         listener.offer(theirs)
         return ours
 
-    async def listen(self, address: Address, *, notsent_lowat_bytes: int) -> Listener:
-        del notsent_lowat_bytes
+    async def listen(self, address: Address, options: SocketOptions) -> Listener:
+        del options
         names = _names.setdefault(asyncio.get_running_loop(), {})
         if address.host in names:
             raise ConnectionFailedError(f"cannot listen on {address}: the name is taken")

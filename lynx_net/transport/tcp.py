@@ -13,7 +13,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from lynx_net.errors import ConnectionLostError
-from lynx_net.transport.base import Address, Lane, Listener, Transport, failed, lost
+from lynx_net.transport.base import Address, Lane, Listener, SocketOptions, Transport, failed, lost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,12 +31,12 @@ _OUT_OF_SOCKETS_WAIT_S = 0.1
 class TcpLane(Lane):
     """A connected socket, non-blocking, owned by the lane."""
 
-    def __init__(self, sock: socket.socket, notsent_lowat_bytes: int) -> None:
+    def __init__(self, sock: socket.socket, options: SocketOptions) -> None:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # Not every kernel has the option; without it more bytes are beyond recall, nothing else changes.
         with contextlib.suppress(OSError):
-            sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, notsent_lowat_bytes)
+            sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, options.notsent_lowat_bytes)
         self._sock = sock
         self._loop = asyncio.get_running_loop()
         self._unyielded_bytes = 0
@@ -117,6 +117,12 @@ class TcpLane(Lane):
             await asyncio.sleep(0)
 
 
+def _limit_receive_buffer(sock: socket.socket, options: SocketOptions) -> None:
+    """Before the connection is made, since the window it announces follows from it."""
+    if options.receive_buffer_bytes is not None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, options.receive_buffer_bytes)
+
+
 def _resolve(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
@@ -125,9 +131,9 @@ def _resolve(future: asyncio.Future[None]) -> None:
 class TcpListener(Listener):
     """A bound, listening socket."""
 
-    def __init__(self, sock: socket.socket, notsent_lowat_bytes: int) -> None:
+    def __init__(self, sock: socket.socket, options: SocketOptions) -> None:
         self._sock = sock
-        self._notsent_lowat_bytes = notsent_lowat_bytes
+        self._options = options
         host, port = sock.getsockname()[:2]
         self.url = str(Address("tcp", host, port))
 
@@ -144,7 +150,7 @@ class TcpListener(Listener):
                     await asyncio.sleep(_OUT_OF_SOCKETS_WAIT_S)
                 continue
             with contextlib.suppress(ConnectionLostError):
-                return TcpLane(sock, self._notsent_lowat_bytes)
+                return TcpLane(sock, self._options)
 
     def close(self) -> None:
         self._sock.close()
@@ -153,7 +159,7 @@ class TcpListener(Listener):
 class TcpTransport(Transport):
     """`tcp://host:port`, IPv4 and IPv6."""
 
-    async def connect(self, address: Address, *, notsent_lowat_bytes: int) -> Lane:
+    async def connect(self, address: Address, options: SocketOptions) -> Lane:
         loop = asyncio.get_running_loop()
         what = f"connect to {address}"
         try:
@@ -165,6 +171,7 @@ class TcpTransport(Transport):
             sock = socket.socket(family, kind, protocol)
             try:
                 sock.setblocking(False)
+                _limit_receive_buffer(sock, options)
                 await loop.sock_connect(sock, target)
             except OSError as error:
                 sock.close()
@@ -173,10 +180,10 @@ class TcpTransport(Transport):
                 sock.close()
                 raise
             else:
-                return TcpLane(sock, notsent_lowat_bytes)
+                return TcpLane(sock, options)
         raise failed(what, problem or OSError("no address")) from problem
 
-    async def listen(self, address: Address, *, notsent_lowat_bytes: int) -> Listener:
+    async def listen(self, address: Address, options: SocketOptions) -> Listener:
         what = f"listen on {address}"
         try:
             candidates = await asyncio.get_running_loop().getaddrinfo(
@@ -189,10 +196,11 @@ class TcpTransport(Transport):
         try:
             # A restarted server must not wait for the kernel to forget its last connections.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            _limit_receive_buffer(sock, options)  # inherited by the connections it accepts
             sock.bind(target)
             sock.listen(_BACKLOG)
             sock.setblocking(False)
         except OSError as error:
             sock.close()
             raise failed(what, error) from error
-        return TcpListener(sock, notsent_lowat_bytes)
+        return TcpListener(sock, options)

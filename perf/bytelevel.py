@@ -1,0 +1,64 @@
+"""Links that carry bytes without a codec, for measuring the transport alone."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import uvloop
+
+from lynx_net import CacheLayout, LinkConfig
+from lynx_net.aio.endpoint import Endpoint
+from lynx_net.aio.link import Link
+from lynx_net.aio.transfer import IncomingTransfer
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Sequence
+
+    from lynx_net.aio.transfer import OutgoingTransfer
+
+__all__ = ["PACKAGES", "Swallow", "endpoint", "open_bytes", "run"]
+
+ROOMY = 1 << 40
+PACKAGES = ("uvloop", "xxhash")
+"""Whose versions the transport's figures depend on."""
+
+
+class Swallow(IncomingTransfer):
+    """Takes pages whose stream sizes stand in the offer, and is done with each as it arrives."""
+
+    def sizes(self, page: int) -> Sequence[frozenset[int]]:
+        return [frozenset({size}) for size in self.offer.meta["page_bytes"]]
+
+    @property
+    def need_bytes(self) -> int:
+        return int(self.offer.layout.page_count * sum(self.offer.meta["page_bytes"]))
+
+    def page_arrived(self, page: int, stream: int) -> None:
+        self.link.decoded(self, [page], stream)
+
+
+def endpoint(rate: str | float | None = None, **config: Any) -> Endpoint[Link]:
+    """An endpoint without codecs; `config` are fields of LinkConfig."""
+    return Endpoint(
+        lambda parts: Link(parts, Swallow), config=LinkConfig(**({"memory_bytes": ROOMY} | config)), rate=rate
+    )
+
+
+def open_bytes(link: Link, pages: int, page_bytes: Sequence[int], request_id: str = "bytes") -> OutgoingTransfer:
+    """Offer `pages` pages whose streams have these sizes."""
+    layout = CacheLayout(layers=1, tokens=pages, heads=1, key_size=1, value_size=0, page_tokens=1)
+    return link.open_transfer(
+        request_id,
+        layout,
+        codec="none",
+        codec_params={},
+        streams=len(page_bytes),
+        meta={"page_bytes": list(page_bytes)},
+    )
+
+
+def run(main: Coroutine[Any, Any, Any]) -> Any:
+    """Run on uvloop."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main)
