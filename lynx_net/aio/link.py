@@ -28,6 +28,7 @@ from lynx_net.wire.connection import (
     TransferFailed,
 )
 from lynx_net.wire.messages import AbortCode
+from lynx_net.wire.pacing import parse_rate
 from lynx_net.wire.receiving import LayerReady, PageArrived, StreamReady, TransferComplete
 
 if TYPE_CHECKING:
@@ -84,13 +85,11 @@ class _Inbox:
 
     def __init__(self) -> None:
         self._queue: asyncio.Queue[Any] = asyncio.Queue()
-        self._ended = False
 
     def put(self, item: object) -> None:
         self._queue.put_nowait(item)
 
     def end(self) -> None:
-        self._ended = True
         self._queue.put_nowait(None)
 
     async def get(self) -> Any:
@@ -198,6 +197,16 @@ class Link:
             outgoing = self._outgoing[transfer] = OutgoingTransfer(self, transfer, offer)
             self._pump.wake()
         return outgoing
+
+    def set_rate(self, rate: str | float | None) -> None:
+        """Pace what this side sends, all lanes together, to another rate from now on; None does not pace.
+
+        Segments keep the size that the rate at the start of the link gave them.
+        """
+        rate_bps = parse_rate(rate)
+        with self.lock:
+            self.core.set_rate(rate_bps, self.clock())
+            self._pump.wake()
 
     async def close(self, reason: str = "closed") -> None:
         """Say goodbye and close every lane; open transfers fail. Takes at most `CLOSE_S`, also when cancelled."""

@@ -38,7 +38,7 @@ class LinkConfig:
 
     deadline_s: float = 5.0
     progress_timeout_s: float = 30.0
-    segment_bytes: int = 256 * 1024
+    segment_bytes: int = 1024 * 1024
     initial_credit_bytes: int = 1024 * 1024
     anchor_window_bytes: int = 32 * 1024 * 1024
     residual_window_bytes: int = 4 * 1024 * 1024

@@ -287,6 +287,16 @@ class LinkCore:
         """Announce that nothing more will be sent."""
         self.scheduler.control(Bye(reason))
 
+    def set_rate(self, rate_bps: float | None, now: float) -> None:
+        """Pace to another rate from `now` on; None does not pace. What is owed to the old rate stays owed."""
+        pacer = self.scheduler.pacer
+        if rate_bps is None:
+            self.scheduler.pacer = None
+        elif pacer is None:
+            self.scheduler.pacer = TokenBucket(rate_bps, now)
+        else:
+            pacer.set_rate(rate_bps, now)
+
     def next_send(self, lane: int, now: float) -> SendBytes | WaitUntil | NothingToSend:
         """What this lane sends now; see the scheduler's rules."""
         chosen = self.scheduler.next(lane, now)

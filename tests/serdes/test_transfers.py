@@ -132,6 +132,34 @@ async def test_the_rate_is_kept(make_cache: Any) -> None:
     assert elapsed_s == pytest.approx(sent_bytes * 8 / 20e6, rel=0.02)
 
 
+async def test_the_rate_can_be_changed_while_bytes_flow(make_cache: Any) -> None:
+    """Half a second at one rate, the rest at another, and the end at none."""
+    cache = make_cache(layers=8, tokens=1024, heads=4, key_size=64, value_size=64)
+
+    async def run() -> list[float]:
+        loop = asyncio.get_running_loop()
+        async with lynx_net.serve("memory://change") as server, lynx_net.connect(server.url, rate="20Mbit") as link:
+            sending = asyncio.create_task(cache.send_on(link))
+            transfer = await anext(aiter(server))
+            counted: list[float] = []
+            for rate in ("20Mbit", "5Mbit", "40Mbit"):
+                link.set_rate(rate)
+                before = transfer.stats.total_bytes
+                await asyncio.sleep(0.5)
+                counted.append((transfer.stats.total_bytes - before) * 8 / 0.5)
+            link.set_rate(None)
+            began_s = loop.time()
+            await sending
+            counted.append(loop.time() - began_s)
+            return counted
+
+    first, second, third, rest_s = await asyncio.to_thread(run_virtual, run())
+    assert first == pytest.approx(20e6, rel=0.1)
+    assert second == pytest.approx(5e6, rel=0.2)
+    assert third == pytest.approx(40e6, rel=0.1)
+    assert rest_s < 0.1
+
+
 async def test_many_transfers_at_once(make_cache: Any, same: Any) -> None:
     caches = {f"request-{index}": make_cache(seed=index, tokens=50 + index) for index in range(30)}
     done = {}
