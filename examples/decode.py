@@ -21,7 +21,6 @@ from lynx_net.speculation import Commit, Done, Draft, Retract, decode
 
 async def answer(loaded: smollm2.LoadedModel, transfer: lynx_net.IncomingTransfer, new_tokens: int) -> None:
     """Decode from one transfer and print drafts and commits as they come."""
-    assert isinstance(transfer, lynx_net.ReceivedTransfer)
     assert isinstance(transfer.target, ProgressiveCache)  # what `allocate` below returned
     model = TransformersModel(loaded.model, transfer.target)
     stop = loaded.tokenizer.convert_tokens_to_ids("<|im_end|>")

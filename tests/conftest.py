@@ -78,3 +78,10 @@ def _make_cache() -> Any:
 @pytest.fixture(name="same")
 def _same() -> Any:
     return same
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _compiled_kernels() -> None:
+    """Imported and loaded before the first test, so that no deadline of a test pays for it."""
+    for name in lynx_codec.codec_names():
+        lynx_codec.get_codec(name).warm_up()

@@ -108,6 +108,8 @@ class IncomingTransfer:
         self.offer = offer
         self.offered_at_s = self.link.clock()
         self.stats = TransferStats([0] * offer.streams)
+        self.target: Any = None
+        """Where it is decoded into: what `allocate(offer)` returned."""
         self.complete = Readiness()
         """Ready when every stream is decoded in place; nothing is written to the target after that."""
         self._streams = [Readiness() for _ in range(offer.streams)]

@@ -85,6 +85,9 @@ class KVLink(Link):
         )
         return Sending(transfer, chosen, self._executor)
 
+    def requests(self) -> AsyncIterator[KVRequest]:
+        return super().requests()  # type: ignore[return-value]  # `make_request` makes no others
+
     def make_request(self, request_id: str, meta: dict[str, Any]) -> KVRequest:
         return KVRequest(self, request_id, meta)
 

@@ -9,7 +9,7 @@ from lynx_net.wire.frames import MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES
 
 __all__ = ["LinkConfig"]
 
-PACED_SEGMENT_SECONDS = 0.01
+PACED_SEGMENT_SECONDS = 0.0025
 """On a paced link a segment should take no longer than this, or priorities would act late."""
 
 

@@ -38,7 +38,7 @@ async def _through_relay(cache: Any, trouble: Any, **connect: Any) -> tuple[Any,
     async with (
         lynx_net.serve("tcp://127.0.0.1:0", config=QUICK) as server,
         FaultyRelay.to(*_address(server.url)) as relay,
-        lynx_net.connect(relay.url, **({"config": QUICK, "rate": "20Mbit"} | connect)) as link,
+        lynx_net.connect(relay.url, **({"config": QUICK, "rate": "4Mbit"} | connect)) as link,
     ):
         sending = asyncio.create_task(cache.send_on(link))
         async for transfer in server:
