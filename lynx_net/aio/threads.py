@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 import struct
 import threading
@@ -28,10 +29,14 @@ if TYPE_CHECKING:
 
 __all__ = ["ThreadPump"]
 
+logger = logging.getLogger("lynx_net")
+
 _WAIT_ALL_BYTES = 32 * 1024
 """Above this much missing payload a receive waits for all of it; below, it takes what is there and the next header."""
 
-_STOPPING_JOIN_S = 5.0
+_STOP_S = 2.0
+"""A thread whose socket is shut down ends at once; one that does not must not keep a closing link."""
+
 _MAX_BUFFERS = 512
 
 
@@ -88,9 +93,12 @@ class ThreadPump(Pump):
             # The peer may have closed it already; a thread that waits on it wakes up either way.
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
-        await self._all_ended.wait()
-        for thread in self._threads:
-            thread.join(_STOPPING_JOIN_S)
+        try:
+            async with asyncio.timeout(_STOP_S):
+                await self._all_ended.wait()
+        except TimeoutError:
+            alive = ", ".join(thread.name for thread in self._threads if thread.is_alive())
+            logger.exception("link to %s: threads that do not end: %s", self.lanes[0].peer, alive)
         for lane in self.lanes:
             lane.close()
 

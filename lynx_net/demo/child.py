@@ -90,7 +90,10 @@ class PrefillChild:
                         await self._process.wait()
             if self._process.returncode is None:
                 self._process.kill()
-        await self.ended()
+        # Killed is gone, whether or not the event loop hears of it in time.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_GRACE_S):
+                await self.ended()
         for reader in self._readers:
             reader.cancel()
 

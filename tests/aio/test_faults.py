@@ -24,7 +24,7 @@ from lynx_net.errors import (
 from lynx_net.testing.clock import run_virtual
 from lynx_net.testing.relay import FaultyRelay
 
-DEADLINE_S = 0.6
+DEADLINE_S = 1.0
 QUICK = LinkConfig(deadline_s=DEADLINE_S)
 
 
