@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["AffineCodec", "Bfloat16Codec", "Engine", "LynxCodec"]
 
 DEFAULT_ALPHA = 0.5
-"""More drafts survive on two sets of prompts than at 0.25, 1 or 2; its errors are within 3 % of the least (docs/codec.md)."""
+"""More drafts survive than at 0.25, 1 or 2, and the errors are within 4 % of the least (docs/codec.md)."""
 
 
 class Engine(Protocol):
