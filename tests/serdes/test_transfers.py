@@ -283,6 +283,18 @@ class TestBadInput:
 
 
 class TestEnds:
+    @pytest.mark.parametrize("url", URLS)
+    async def test_an_offer_that_is_withdrawn_at_once(self, url: str, make_cache: Any) -> None:
+        """Offer and abort arrive together: the transfer fails with the reason, and nothing hangs at the end."""
+        cache = make_cache()
+        async with lynx_net.serve(url) as server, lynx_net.connect(server.url) as link:
+            for _ in range(20):
+                link.send("withdrawn", cache.layout).cancel("changed my mind")
+                transfer = await anext(aiter(server))
+                with pytest.raises(TransferAbortedError, match="changed my mind"):
+                    await transfer.complete
+            await cache.send_on(link, "meant")
+
     async def test_an_error_inside_the_block_reaches_the_receiver(self, make_cache: Any) -> None:
         cache = make_cache()
         async with lynx_net.serve("tcp://127.0.0.1:0") as server, lynx_net.connect(server.url) as link:
