@@ -256,7 +256,6 @@ class Link:
         with self.lock:
             for page in pages:
                 self.post(self.core.decoded(transfer.id, page, stream))
-            self._pump.wake()
 
     def abort(self, transfer: int, code: int, reason: str, error: LynxError | None = None) -> None:
         """Give up a transfer of either direction. For any thread; in the event loop its waiters know on return."""

@@ -14,7 +14,7 @@ from lynx_net.errors import ConnectionLostError, LynxError, RemoteProtocolError
 from lynx_net.wire.connection import SegmentAwaitsOffer
 from lynx_net.wire.frames import ControlFrame, FrameReader, SegmentFrame, SegmentStart, checksum
 from lynx_net.wire.messages import decode_message
-from lynx_net.wire.scheduler import NothingToSend, SendBytes, WaitUntil
+from lynx_net.wire.scheduler import NothingToSend, SendBytes, WaitUntil, seal
 
 if TYPE_CHECKING:
     import threading
@@ -123,7 +123,7 @@ class LoopPump(Pump):
                 chosen = owner.core.next_send(index, now)
             match chosen:
                 case SendBytes():
-                    await lane.send(chosen.seal())
+                    await lane.send(seal([chosen]))
                     with owner.lock:
                         owner.sent(chosen)
                 case WaitUntil(at_s):
@@ -149,9 +149,9 @@ class LoopPump(Pump):
                         handle_control(owner, payload)
                     case SegmentStart(header):
                         for done in reader.deliver_to(await self._place(header)):
-                            handle_segment(owner, done)
-                    case SegmentFrame():
-                        handle_segment(owner, frame)
+                            handle_segment(owner, done, checksum(b""))
+                    case SegmentFrame(_, part):
+                        handle_segment(owner, frame, 0 if part is None else checksum(part))
 
     async def _place(self, header: SegmentHeader) -> memoryview | None:
         owner = self.owner
@@ -175,11 +175,10 @@ def handle_control(owner: PumpOwner, payload: bytes) -> None:
         owner.post(owner.core.message(message, owner.clock()))
 
 
-def handle_segment(owner: PumpOwner, frame: SegmentFrame) -> None:
-    """A whole segment lies in its place; its checksum is computed outside the lock."""
+def handle_segment(owner: PumpOwner, frame: SegmentFrame, payload_sum: int) -> None:
+    """A whole segment with this checksum lies in its place, or was dropped. Compute the sum outside of the lock."""
     if frame.payload is None:
         return
-    payload_sum = checksum(frame.payload)
     with owner.lock:
         owner.received(frame.header)
         owner.post(owner.core.segment(frame.header, payload_sum, owner.clock()))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import select
 import socket
 import struct
 import threading
@@ -18,14 +19,14 @@ from lynx_net.aio.pump import Pump, PumpOwner, handle_control, handle_segment, n
 from lynx_net.errors import ConnectionLostError, LynxError
 from lynx_net.transport.base import lost
 from lynx_net.wire.connection import SegmentAwaitsOffer
-from lynx_net.wire.frames import ControlFrame, FrameReader, SegmentFrame, SegmentStart
-from lynx_net.wire.scheduler import NothingToSend, SendBytes, WaitUntil
+from lynx_net.wire.frames import FrameReader, SegmentFrame, SegmentStart, checksum
+from lynx_net.wire.scheduler import SendBytes, WaitUntil, seal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from lynx_net.transport import Lane
-    from lynx_net.wire.frames import SegmentHeader
+    from lynx_net.wire.frames import Frame, SegmentHeader
 
 __all__ = ["ThreadPump"]
 
@@ -38,6 +39,11 @@ _STOP_S = 2.0
 """A thread whose socket is shut down ends at once; one that does not must not keep a closing link."""
 
 _MAX_BUFFERS = 512
+_BATCH_S = 0.001
+"""Segments are sent together while that takes no longer: what has been chosen is ahead of everything urgent."""
+_MAX_BATCH_BYTES = 4 * 1024 * 1024
+_MAX_BATCH = _MAX_BUFFERS // 2
+"""Frames that leave in one system call; a segment is two buffers."""
 
 
 class ThreadPump(Pump):
@@ -49,17 +55,19 @@ class ThreadPump(Pump):
         self._loop = asyncio.get_running_loop()
         self._conditions = [threading.Condition(owner.lock) for _ in lanes]
         self._offers = threading.Condition(owner.lock)
+        self._waiting_for_offer = 0
         self._sleeping: set[int] = set()
+        # A blocked receive comes back several times per deadline, so that slow bytes count as heard.
+        self._wait_s = owner.core.config.deadline_s / 4
         self._stopping = False
         self._idle = asyncio.Event()
+        self._flushing = False
         self._threads: list[threading.Thread] = []
         self._running = 0
         self._all_ended = asyncio.Event()
 
     def start(self) -> None:
-        # A blocking receive comes back several times per deadline, so that slow bytes count as heard.
-        seconds = self.owner.core.config.deadline_s / 4
-        timeout = struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6))
+        timeout = struct.pack("@ll", int(self._wait_s), int(self._wait_s % 1 * 1e6))
         for index, sock in enumerate(self._sockets):
             sock.setblocking(True)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
@@ -71,8 +79,12 @@ class ThreadPump(Pump):
             thread.start()
 
     def wake(self) -> None:
-        self._offers.notify_all()
-        for index in self._sleeping:
+        if self._waiting_for_offer:
+            self._offers.notify_all()
+        if not self._sleeping:
+            return
+        scheduler = self.owner.core.scheduler
+        for index in self._sleeping if scheduler.has_segments() else (0,):
             self._conditions[index].notify()
 
     async def flushed(self) -> None:
@@ -81,6 +93,7 @@ class ThreadPump(Pump):
             with self.owner.lock:
                 if 0 in self._sleeping and not self.owner.core.scheduler.has_control():
                     return
+                self._flushing = True
             await self._idle.wait()
 
     async def stop(self) -> None:
@@ -127,59 +140,84 @@ class ThreadPump(Pump):
 
     def _send_loop(self, index: int) -> None:
         owner, sock = self.owner, self._sockets[index]
+        batch: list[SendBytes] = []
+        least_bytes = batch_bytes = owner.core.segment_bytes
         while True:
             with owner.lock:
-                chosen = self._choose(index)
-            if chosen is None:
+                for sent in batch:
+                    owner.sent(sent)
+                batch = self._choose(index, batch_bytes)
+            if not batch:
                 return
-            _send_all(sock, chosen.seal())
-            with owner.lock:
-                owner.sent(chosen)
+            began_s = owner.clock()
+            _send_all(sock, seal(batch))
+            took_s = owner.clock() - began_s
+            if took_s > _BATCH_S:
+                batch_bytes = max(batch_bytes // 2, least_bytes)
+            elif took_s < _BATCH_S / 2 and sum(len(one.data) for one in batch) >= batch_bytes:
+                batch_bytes = min(batch_bytes * 2, max(_MAX_BATCH_BYTES, least_bytes))
 
-    def _choose(self, index: int) -> SendBytes | None:
-        """Wait, with the lock, for something to send; None when the pump stops."""
+    def _choose(self, index: int, room_bytes: int) -> list[SendBytes]:
+        """Wait, with the lock, for what to send: some `room_bytes` of it; nothing when the pump stops."""
         owner = self.owner
+        batch: list[SendBytes] = []
         while not self._stopping:
             now = owner.clock()
-            match owner.core.next_send(index, now):
-                case SendBytes() as chosen:
-                    return chosen
-                case WaitUntil(at_s):
-                    timeout: float | None = at_s - now
-                case NothingToSend():
-                    timeout = None
+            chosen = owner.core.next_send(index, now)
+            if isinstance(chosen, SendBytes):
+                batch.append(chosen)
+                room_bytes -= len(chosen.data)
+                if room_bytes > 0 and len(batch) < _MAX_BATCH:
+                    continue
+            if batch:
+                return batch
+            timeout = chosen.at_s - now if isinstance(chosen, WaitUntil) else None
             self._sleeping.add(index)
-            if index == 0 and timeout is None:
+            if index == 0 and timeout is None and self._flushing:
+                self._flushing = False
                 self._loop.call_soon_threadsafe(self._idle.set)
             self._conditions[index].wait(timeout)
             self._sleeping.discard(index)
-        return None
+        return []
 
     def _receive_loop(self, index: int) -> None:
-        owner, sock, peer = self.owner, self._sockets[index], self.lanes[index].peer
+        sock, peer = self._sockets[index], self.lanes[index].peer
         reader = FrameReader()
+        readable = select.poll()
+        readable.register(sock, select.POLLIN)
         while not self._stopping:
             views = reader.buffers()
             try:
-                if views[0].nbytes >= _WAIT_ALL_BYTES:
-                    count = sock.recv_into(views[0], 0, socket.MSG_WAITALL)
+                if len(views) > 1 and sum(map(len, views)) > _WAIT_ALL_BYTES:
+                    count = sock.recvmsg_into(views[:-1][:_MAX_BUFFERS], 0, socket.MSG_WAITALL)[0]
                 else:
-                    count = sock.recvmsg_into(views)[0]
+                    count = sock.recvmsg_into(views, 0, socket.MSG_DONTWAIT)[0]
             except BlockingIOError:
+                # Not in the receive itself: the kernel wakes that for every byte that is sent on the socket, too.
+                readable.poll(self._wait_s * 1000)
                 continue
             if count == 0:
                 raise ConnectionLostError(f"{peer} closed the connection")
-            with owner.lock:
+            self._handle(reader, reader.received(count))
+
+    def _handle(self, reader: FrameReader, frames: Sequence[Frame]) -> None:
+        """Frames in order, with the lock taken once for a whole burst."""
+        owner = self.owner
+        sums = [
+            checksum(frame.payload) if isinstance(frame, SegmentFrame) and frame.payload is not None else 0
+            for frame in frames
+        ]
+        with owner.lock:
+            if not frames:
                 owner.core.heard(owner.clock(), reader.segment)
-            for frame in reader.received(count):
-                match frame:
-                    case ControlFrame(payload):
-                        handle_control(owner, payload)
-                    case SegmentStart(header):
-                        for done in reader.deliver_to(self._place(header)):
-                            handle_segment(owner, done)
-                    case SegmentFrame():
-                        handle_segment(owner, frame)
+            for frame, payload_sum in zip(frames, sums, strict=True):
+                if isinstance(frame, SegmentFrame):
+                    handle_segment(owner, frame, payload_sum)
+                elif isinstance(frame, SegmentStart):
+                    for done in reader.deliver_to(self._place(frame.header)):
+                        handle_segment(owner, done, checksum(b""))
+                else:
+                    handle_control(owner, frame.payload)
 
     def _place(self, header: SegmentHeader) -> memoryview | None:
         owner = self.owner
@@ -190,8 +228,12 @@ class ThreadPump(Pump):
                 except SegmentAwaitsOffer:
                     if self._stopping:
                         return None
-                    if not self._offers.wait(owner.core.config.deadline_s):
-                        raise never_offered(header) from None
+                    self._waiting_for_offer += 1
+                    try:
+                        if not self._offers.wait(owner.core.config.deadline_s):
+                            raise never_offered(header) from None
+                    finally:
+                        self._waiting_for_offer -= 1
 
 
 def _send_all(sock: socket.socket, buffers: Sequence[bytes | memoryview]) -> None:

@@ -361,7 +361,7 @@ class LinkCore:
         state = self._receiving.get(header.transfer)
         if state is not None:
             view = state.place(header)
-            self._progressed(header, now)
+            self.heard(now, header)
             return view
         if header.transfer % 2 != self._peer_parity:
             raise RemoteProtocolError(f"a segment of transfer {header.transfer}, which is not the peer's to send")
@@ -374,7 +374,7 @@ class LinkCore:
         state = self._receiving.get(header.transfer)
         if state is None:
             return []
-        self._progressed(header, now)
+        self.heard(now, header)
         owed = state.owes(header.stream)
         try:
             events: list[Event] = list(state.segment_arrived(header, payload_sum))
@@ -401,16 +401,19 @@ class LinkCore:
         return events
 
     def heard(self, now: float, segment: SegmentHeader | None = None) -> None:
-        """Bytes arrived on any lane; `segment` is the one whose payload is being read there, if any.
+        """Bytes arrived on any lane that complete nothing yet; `segment` is the one being read there, if any.
 
         Without it a segment that takes longer than the progress timeout would look like a stall.
         """
         self.heard_at_s = now
-        if segment is not None:
-            self._progressed(segment, now)
+        if segment is not None and segment.transfer in self._receive_progress_s:
+            self._receive_progress_s[segment.transfer] = now
+            if segment.stream < MAX_STREAMS:
+                self._stream_heard_s[segment.stream] = now
 
     def message(self, message: Message, now: float) -> list[Event]:
         """Handle a control message; see the table at the head of this file."""
+        self.heard_at_s = now
         match message:
             case Credit(transfer, stream, limit):
                 queue = self._sending.get(transfer)
@@ -523,13 +526,6 @@ class LinkCore:
             decoding = decoder_moves and any(window.held for window in state.windows)
             if decoding or self._book.withholds(self.link, transfer):
                 self.scheduler.control(Credit(transfer, 0, state.windows[0].limit))
-
-    def _progressed(self, segment: SegmentHeader, now: float) -> None:
-        """Bytes of a segment arrived."""
-        if segment.transfer in self._receive_progress_s:
-            self._receive_progress_s[segment.transfer] = now
-            if segment.stream < MAX_STREAMS:
-                self._stream_heard_s[segment.stream] = now
 
     def _stalled_since(self, transfer: int, now: float) -> tuple[float, str]:
         """Since when a transfer could have moved and did not, and what did not happen (rule 3)."""

@@ -65,10 +65,14 @@ class ReceiveWindow:
             raise LocalProtocolError("more bytes consumed than were held")
         self.held -= count
 
+    @property
+    def grant_due(self) -> bool:
+        """Whether the peer has less than half a window left."""
+        return self.received + self.window - self.held - self.limit >= max(self.window // 2, 1)
+
     def next_limit(self) -> int | None:
         """The limit to grant now, or None while the peer has at least half a window left."""
-        limit = self.received + self.window - self.held
-        if limit - self.limit < max(self.window // 2, 1):
+        if not self.grant_due:
             return None
-        self.limit = limit
-        return limit
+        self.limit = self.received + self.window - self.held
+        return self.limit

@@ -5,7 +5,7 @@ Layout of the header, little-endian (docs/wire-format.md is normative):
     offset  size  field
          0     1  kind: 1 control, 2 segment
          1     1  stream of a segment (0 anchor, 1 residual, 2 exact); 0 in control frames
-         2     2  zero
+         2     2  segment headers that follow directly, before the payloads of all of them; 0 in control frames
          4     4  payload bytes
          8     8  transfer id of a segment
         16     4  page number of a segment
@@ -21,27 +21,35 @@ Rules of the parser:
    is a RemoteProtocolError, and the connection cannot be read on.
 2. Nothing is allocated for a segment here: the caller is asked where its payload goes, or that it be dropped.
 3. A control payload is at most `MAX_CONTROL_BYTES`; it is checked against its checksum before it is decoded.
-4. What a reader allocates never exceeds its bound: one header, one control payload twice, one buffer of 64 KiB into
-   which dropped payloads are read.
+4. What a reader allocates never exceeds its bound: the headers of one burst, one control payload twice, one buffer of
+   64 KiB into which dropped payloads are read.
+5. Segments may come in bursts: all their headers, counting down how many follow, then all their payloads. A reader
+   then knows the places of many payloads and takes them with one system call.
 """
 
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
 
 import xxhash
 
 from lynx_net.errors import LocalProtocolError, RemoteProtocolError
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 __all__ = [
     "CONTROL",
     "HEADER_BYTES",
+    "MAX_BURST",
     "MAX_CONTROL_BYTES",
     "MAX_SEGMENT_BYTES",
     "MIN_SEGMENT_BYTES",
     "SEGMENT",
     "ControlFrame",
+    "Frame",
     "FrameReader",
     "SegmentFrame",
     "SegmentHeader",
@@ -55,6 +63,8 @@ HEADER_BYTES = 48
 MAX_CONTROL_BYTES = 1 << 18
 """A request may carry the token ids of a long prompt in its metadata; nothing else comes near."""
 MAX_SEGMENT_BYTES = 1 << 24
+MAX_BURST = 256
+"""Segments whose headers may come before their payloads."""
 MIN_SEGMENT_BYTES = 4096
 """Of the segment size two peers use, not of a single segment: below it the headers would cost more than 1 %."""
 
@@ -73,8 +83,10 @@ def checksum(data: bytes | bytearray | memoryview) -> int:
     return xxhash.xxh3_64_intdigest(data)
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentHeader:
+# The classes below are tuples because several are made for every segment: a frozen dataclass costs three times as much.
+
+
+class SegmentHeader(NamedTuple):
     """Where a segment belongs: `length` bytes at `offset` of stream `stream` of page `page`."""
 
     transfer: int
@@ -86,15 +98,13 @@ class SegmentHeader:
     checksum: int
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentStart:
+class SegmentStart(NamedTuple):
     """A segment header arrived; answer with `FrameReader.deliver_to` before more bytes are read."""
 
     header: SegmentHeader
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentFrame:
+class SegmentFrame(NamedTuple):
     """All bytes of a segment are in the buffer that `deliver_to` named; `None` if it was dropped.
 
     The checksum has not been verified yet: that is the owner's work, done once, while the bytes are warm.
@@ -104,11 +114,13 @@ class SegmentFrame:
     payload: memoryview | None
 
 
-@dataclass(frozen=True, slots=True)
-class ControlFrame:
+class ControlFrame(NamedTuple):
     """A whole control payload whose checksum matched."""
 
     payload: bytes
+
+
+Frame = ControlFrame | SegmentFrame | SegmentStart
 
 
 def _seal(head: bytes) -> bytes:
@@ -122,29 +134,29 @@ def pack_control(payload: bytes) -> bytes:
     return _seal(_HEADER.pack(CONTROL, 0, 0, len(payload), 0, 0, 0, 0, 0, checksum(payload))) + payload
 
 
-def pack_segment_header(header: SegmentHeader) -> bytes:
-    """The 48 bytes that go before a segment's payload."""
-    return _seal(
-        _HEADER.pack(
-            SEGMENT,
-            header.stream,
-            0,
-            header.length,
-            header.transfer,
-            header.page,
-            header.offset,
-            header.stream_bytes,
-            0,
-            header.checksum,
-        )
-    )
+def pack_segment_header(header: SegmentHeader, following: int = 0) -> bytes:
+    """The 48 bytes that go before a segment's payload, and before the `following` headers of the same burst."""
+    transfer, page, stream, offset, length, stream_bytes, payload_sum = header
+    return _seal(_HEADER.pack(SEGMENT, stream, following, length, transfer, page, offset, stream_bytes, 0, payload_sum))
+
+
+class _Incoming:
+    """A payload on its way: of a segment, or of a control frame where `header` is None."""
+
+    __slots__ = ("filled", "header", "length", "view")
+
+    def __init__(self, header: SegmentHeader | None, view: memoryview | None, length: int) -> None:
+        self.header = header
+        self.view = view
+        self.length = length
+        self.filled = 0
 
 
 class FrameReader:
     """Turns received bytes into frames without ever copying a segment's payload.
 
     Fill the views of `buffers()` in order, report how many bytes came with `received()`, and act
-    on the frames it returns. After a `SegmentStart`, call `deliver_to()` first.
+    on the frames it returns. For each `SegmentStart`, in order, call `deliver_to()` before anything else.
 
     Args:
         max_control_bytes: a smaller limit than `MAX_CONTROL_BYTES`, for peers that are not known yet.
@@ -152,78 +164,82 @@ class FrameReader:
 
     def __init__(self, max_control_bytes: int = MAX_CONTROL_BYTES) -> None:
         self._max_control_bytes = min(max_control_bytes, MAX_CONTROL_BYTES)
-        self._header = memoryview(bytearray(HEADER_BYTES))
-        self._header_filled = 0
-        self._payload: memoryview | None = None
-        self._payload_filled = 0
-        self._payload_length = 0
-        self._segment: SegmentHeader | None = None
+        self._headers = memoryview(bytearray(HEADER_BYTES * (MAX_BURST - 1)))
+        self._headers_filled = 0
+        self._following = 0
+        """Segment headers of this burst that have not come yet."""
+        self._started: list[SegmentHeader] = []
+        """Segments of a burst whose headers are still coming."""
+        self._undecided: deque[SegmentHeader] = deque()
+        self._incoming: deque[_Incoming] = deque()
+        self._room_bytes = HEADER_BYTES
         self._control_sum = 0
-        self._undecided = False
         self._error: RemoteProtocolError | None = None
         self._scratch: memoryview | None = None
 
     @property
     def idle(self) -> bool:
         """True between two frames: the only place where a connection may end cleanly."""
-        return self._header_filled == 0 and self._payload_length == 0 and self._segment is None
+        return not (self._headers_filled or self._started or self._undecided or self._incoming)
 
     @property
     def segment(self) -> SegmentHeader | None:
         """The segment whose payload is being read now."""
-        return self._segment
+        return self._incoming[0].header if self._incoming else None
 
     def buffers(self) -> list[memoryview]:
-        """Views to be filled next, in order: the rest of a payload and, behind it, the next header."""
+        """Views to be filled next, in order: what is missing of the payloads and, behind them, the next header."""
         self._check_usable()
         views: list[memoryview] = []
-        missing = self._payload_length - self._payload_filled
-        if missing:
-            if self._payload is not None:
-                views.append(self._payload[self._payload_filled :])
+        for incoming in self._incoming:
+            missing = incoming.length - incoming.filled
+            if incoming.view is not None:
+                views.append(incoming.view[incoming.filled :] if incoming.filled else incoming.view)
             else:
                 if self._scratch is None:
                     self._scratch = memoryview(bytearray(_DISCARD_BYTES))
                 views.append(self._scratch[: min(missing, _DISCARD_BYTES)])
                 if missing > _DISCARD_BYTES:
-                    return views
-        views.append(self._header[self._header_filled :])
+                    break
+        else:
+            views.append(self._headers[self._headers_filled : HEADER_BYTES * (self._following or 1)])
+        self._room_bytes = sum(map(len, views))
         return views
 
     def deliver_to(self, view: memoryview | None) -> list[SegmentFrame]:
-        """Say where the payload of the segment that just started goes; `None` drops it.
+        """Say where the payload of the next segment that started goes; `None` drops it.
 
         `view` is writable, contiguous bytes of exactly the segment's length and belongs to the reader until
-        the `SegmentFrame` comes. A segment without payload is complete at once and returned here.
+        the `SegmentFrame` comes. Segments without payload whose turn it is are complete at once and returned here.
 
         Raises:
             LocalProtocolError: no segment waits, or the view does not fit; the reader is as it was.
         """
-        segment = self._segment
-        if segment is None or not self._undecided:
+        if not self._undecided:
             raise LocalProtocolError("no segment waits for a destination")
+        segment = self._undecided[0]
         if view is not None:
             if view.nbytes != segment.length:
                 raise LocalProtocolError(f"a buffer of {view.nbytes} bytes for a segment of {segment.length}")
             if view.readonly or view.ndim != 1 or view.itemsize != 1 or not view.c_contiguous:
                 raise LocalProtocolError("a segment needs a writable one-dimensional buffer of bytes")
-        self._undecided = False
-        self._payload = view
-        self._payload_length = segment.length
-        self._payload_filled = 0
-        return [] if segment.length else [self._finish_segment(segment)]
+        self._undecided.popleft()
+        self._incoming.append(_Incoming(segment, view, segment.length))
+        self._room_bytes += segment.length
+        return [] if self._undecided else [*self._empty_segments()]
 
-    def received(self, count: int) -> list[ControlFrame | SegmentFrame | SegmentStart]:
-        """Account for `count` bytes written into `buffers()`; returns what they completed, in order.
+    def received(self, count: int) -> list[Frame]:
+        """Account for `count` bytes written into the latest `buffers()`; returns what they completed, in order.
 
         Raises:
             RemoteProtocolError: rule 1 or 3 is broken. What was complete before is returned first; then this and
                 every later call raises.
         """
         self._check_usable()
-        if not 0 <= count <= self._room():
-            raise LocalProtocolError(f"{count} bytes reported, there was room for {self._room()}")
-        frames: list[ControlFrame | SegmentFrame | SegmentStart] = []
+        if not 0 <= count <= self._room_bytes:
+            raise LocalProtocolError(f"{count} bytes reported, there was room for {self._room_bytes}")
+        self._room_bytes -= count
+        frames: list[Frame] = []
         try:
             self._parse(count, frames)
         except RemoteProtocolError as error:
@@ -238,68 +254,69 @@ class FrameReader:
         if self._error is not None:
             raise self._error
 
-    def _room(self) -> int:
-        missing = self._payload_length - self._payload_filled
-        if self._payload is None and missing > _DISCARD_BYTES:
-            return _DISCARD_BYTES
-        return missing + HEADER_BYTES - self._header_filled
-
-    def _parse(self, count: int, frames: list[ControlFrame | SegmentFrame | SegmentStart]) -> None:
-        missing = self._payload_length - self._payload_filled
-        if missing:
-            taken = min(count, missing)
-            self._payload_filled += taken
+    def _parse(self, count: int, frames: list[Frame]) -> None:
+        while count and self._incoming:
+            first = self._incoming[0]
+            taken = min(count, first.length - first.filled)
+            first.filled += taken
             count -= taken
-            if self._payload_filled == self._payload_length:
-                frames.append(self._finish_payload())
-        self._header_filled += count
-        if self._header_filled == HEADER_BYTES:
-            self._header_filled = 0
-            start = self._parse_header()
-            if start is not None:
-                frames.append(start)
+            if first.filled < first.length:
+                return
+            self._incoming.popleft()
+            if first.header is None:
+                frames.append(self._finish_control(first))
+            else:
+                frames.append(SegmentFrame(first.header, first.view))
+                frames += self._empty_segments()
+        self._headers_filled += count
+        wanted = self._following or 1
+        if self._headers_filled == HEADER_BYTES * wanted:
+            self._headers_filled = 0
+            for index in range(wanted):
+                self._parse_header(self._headers[HEADER_BYTES * index : HEADER_BYTES * (index + 1)], frames)
 
-    def _finish_payload(self) -> ControlFrame | SegmentFrame:
-        if self._segment is not None:
-            return self._finish_segment(self._segment)
-        assert self._payload is not None
-        payload = bytes(self._payload)
-        self._payload = None
-        self._payload_length = self._payload_filled = 0
+    def _empty_segments(self) -> Iterator[SegmentFrame]:
+        while self._incoming and not self._incoming[0].length:
+            empty = self._incoming.popleft()
+            assert empty.header is not None
+            yield SegmentFrame(empty.header, empty.view)
+
+    def _finish_control(self, incoming: _Incoming) -> ControlFrame:
+        assert incoming.view is not None
+        payload = bytes(incoming.view)
         if checksum(payload) != self._control_sum:
             raise RemoteProtocolError("control frame with a wrong checksum")
         return ControlFrame(payload)
 
-    def _finish_segment(self, segment: SegmentHeader) -> SegmentFrame:
-        frame = SegmentFrame(segment, self._payload)
-        self._segment = self._payload = None
-        self._payload_length = self._payload_filled = 0
-        return frame
-
-    def _parse_header(self) -> SegmentStart | None:
-        head = self._header[: _HEADER.size]
-        (own_sum,) = _SUM.unpack_from(self._header, _HEADER.size)
+    def _parse_header(self, header: memoryview, frames: list[Frame]) -> None:
+        head = header[: _HEADER.size]
+        (own_sum,) = _SUM.unpack_from(header, _HEADER.size)
         if checksum(head) != own_sum:
             raise RemoteProtocolError("these bytes are not a lynx_net frame: the header checksum does not match")
-        kind, stream, zero, length, transfer, page, offset, stream_bytes, zero_too, payload_sum = _HEADER.unpack(head)
-        if zero or zero_too:
+        kind, stream, following, length, transfer, page, offset, stream_bytes, zero, payload_sum = _HEADER.unpack(head)
+        if zero:
             raise RemoteProtocolError("a reserved header field is not zero")
         if kind == CONTROL:
             if not 0 < length <= self._max_control_bytes:
                 raise RemoteProtocolError(
                     f"control frame of {length} bytes, allowed are 1 to {self._max_control_bytes}"
                 )
-            if stream or transfer or page or offset or stream_bytes:
+            if stream or following or transfer or page or offset or stream_bytes:
                 raise RemoteProtocolError("a control frame with fields of a segment")
+            if self._following:
+                raise RemoteProtocolError("a control frame inside a burst of segments")
             self._control_sum = payload_sum
-            self._payload = memoryview(bytearray(length))
-            self._payload_length = length
-            self._payload_filled = 0
-            return None
+            self._incoming.append(_Incoming(None, memoryview(bytearray(length)), length))
+            return
         if kind != SEGMENT:
             raise RemoteProtocolError(f"unknown frame kind {kind}")
         if length > MAX_SEGMENT_BYTES or offset + length > stream_bytes or (length == 0 and stream_bytes):
             raise RemoteProtocolError(f"segment of {length} bytes at {offset} of {stream_bytes} is out of range")
-        self._segment = SegmentHeader(transfer, page, stream, offset, length, stream_bytes, payload_sum)
-        self._undecided = True
-        return SegmentStart(self._segment)
+        if following >= MAX_BURST or (self._following and following != self._following - 1):
+            raise RemoteProtocolError(f"a burst of segments miscounts: {following} are said to follow")
+        self._started.append(SegmentHeader(transfer, page, stream, offset, length, stream_bytes, payload_sum))
+        self._following = following
+        if not following:
+            frames += map(SegmentStart, self._started)
+            self._undecided.extend(self._started)
+            self._started.clear()

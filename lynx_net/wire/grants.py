@@ -163,10 +163,16 @@ class CreditBook:
         )
 
     def _grants(self, entries: Iterable[_Entry]) -> list[Grant]:
+        # The cheap question first: this runs for every segment, and a grant is seldom due.
+        due = [
+            (entry, stream)
+            for entry in entries
+            for stream, window in enumerate(entry.state.windows)
+            if window.grant_due and stream in entry.owed
+        ]
         return [
             Grant(entry.link, entry.state.transfer, stream, limit)
-            for entry in entries
-            for stream in sorted(entry.owed)
+            for entry, stream in due
             if not self.is_behind(entry.link, stream)
             and (limit := entry.state.windows[stream].next_limit()) is not None
         ]

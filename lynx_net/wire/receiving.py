@@ -17,7 +17,7 @@ Rules:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from lynx_net.errors import FlowControlError, IntegrityError, LocalProtocolError, RemoteProtocolError
 from lynx_net.wire.credit import ReceiveWindow
@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["LayerReady", "PageArrived", "ReceiveState", "StreamReady", "TransferComplete"]
 
 
-@dataclass(frozen=True, slots=True)
-class PageArrived:
+class PageArrived(NamedTuple):
     """Streams 0 to `stream` of a page are here and verified; answer with `decoded` when they are in place."""
 
     transfer: int
@@ -131,6 +130,7 @@ class ReceiveState:
         self._pages: dict[int, _Page] = {}
         self._arrived_pages = [0] * streams
         per_layer = len(layout.layer_pages(0)) if layout.layers else 0
+        self._pages_per_layer = per_layer
         self._layer_missing = [[per_layer] * layout.layers for _ in range(streams)]
         self._layers_missing = [layout.layers] * streams
 
@@ -165,42 +165,38 @@ class ReceiveState:
 
         The view is the caller's to fill until `segment_arrived`.
         """
-        if header.stream >= self.streams or header.page >= self._page_count:
+        _, index, stream, offset, length, stream_bytes, _ = header
+        if stream >= self.streams or index >= self._page_count:
             raise RemoteProtocolError(
-                f"segment for page {header.page}, stream {header.stream} of a transfer with "
+                f"segment for page {index}, stream {stream} of a transfer with "
                 f"{self._page_count} pages, {self.streams} streams"
             )
-        if header.offset % self.segment_bytes:
-            raise RemoteProtocolError(f"a segment begins at {header.offset}, off the grid of {self.segment_bytes}")
-        if header.length != min(self.segment_bytes, header.stream_bytes - header.offset):
-            raise RemoteProtocolError(f"a segment of {header.length} bytes at {header.offset} of {header.stream_bytes}")
-        page = self._pages.get(header.page)
+        if offset % self.segment_bytes:
+            raise RemoteProtocolError(f"a segment begins at {offset}, off the grid of {self.segment_bytes}")
+        if length != min(self.segment_bytes, stream_bytes - offset):
+            raise RemoteProtocolError(f"a segment of {length} bytes at {offset} of {stream_bytes}")
+        page = self._pages.get(index)
         if page is None:
-            page = self._pages[header.page] = _Page(self.streams)
-        segment = header.offset // self.segment_bytes
-        page_stream = page.streams[header.stream]
+            page = self._pages[index] = _Page(self.streams)
+        page_stream = page.streams[stream]
         if page_stream is None:
-            if page.handed_out > header.stream:
+            if page.handed_out > stream:
                 return None
-            if header.stream_bytes not in self._sizes(header.page)[header.stream]:
-                raise RemoteProtocolError(
-                    f"stream {header.stream} of page {header.page} cannot have {header.stream_bytes} bytes"
-                )
-            self.windows[header.stream].receive(header.length)
+            if stream_bytes not in self._sizes(index)[stream]:
+                raise RemoteProtocolError(f"stream {stream} of page {index} cannot have {stream_bytes} bytes")
+            self.windows[stream].receive(length)
             if not self.accepted:
-                self._count_early(header.stream_bytes)
-            page_stream = _PageStream(
-                self._pool.take(header.stream_bytes), -(-header.stream_bytes // self.segment_bytes)
-            )
-            page.streams[header.stream] = page_stream
-        elif header.stream_bytes != page_stream.data.nbytes:
-            raise RemoteProtocolError(f"the size of stream {header.stream} of page {header.page} changed")
-        elif page_stream.segments[segment]:
+                self._count_early(stream_bytes)
+            page_stream = _PageStream(self._pool.take(stream_bytes), -(-stream_bytes // self.segment_bytes))
+            page.streams[stream] = page_stream
+        elif stream_bytes != page_stream.data.nbytes:
+            raise RemoteProtocolError(f"the size of stream {stream} of page {index} changed")
+        elif page_stream.segments[offset // self.segment_bytes]:
             return None
         else:
-            self.windows[header.stream].receive(header.length)
-        page_stream.segments[segment] = _STARTED
-        return page_stream.data[header.offset : header.offset + header.length]
+            self.windows[stream].receive(length)
+        page_stream.segments[offset // self.segment_bytes] = _STARTED
+        return page_stream.data if length == stream_bytes else page_stream.data[offset : offset + length]
 
     def _count_early(self, size: int) -> None:
         self._early_bytes += size
@@ -252,7 +248,7 @@ class ReceiveState:
         """The page is in place with streams 0 to `stream`; decoding may skip to the last stream handed out."""
         page = self._handed_out(page_index, stream)
         events: list[LayerReady | StreamReady | TransferComplete] = []
-        layer = self.layout.page(page_index).layer
+        layer = page_index // self._pages_per_layer
         while page.decoded <= stream:
             done = page.decoded
             page.decoded += 1

@@ -15,32 +15,41 @@ Rules:
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from lynx_net.errors import LocalProtocolError
 from lynx_net.wire.credit import SendWindow
-from lynx_net.wire.frames import HEADER_BYTES, SegmentHeader, checksum, pack_control, pack_segment_header
+from lynx_net.wire.frames import (
+    HEADER_BYTES,
+    MAX_BURST,
+    SegmentHeader,
+    checksum,
+    pack_control,
+    pack_segment_header,
+)
 from lynx_net.wire.messages import Message, encode_message
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from lynx_net.wire.pacing import TokenBucket
 
-__all__ = ["NothingToSend", "Scheduler", "SendBytes", "SendQueue", "WaitUntil"]
+__all__ = ["NothingToSend", "Scheduler", "SendBytes", "SendQueue", "WaitUntil", "seal"]
 
 
 MAX_STREAM_BYTES = (1 << 32) - 1
 """The header has 32 bits for the bytes of a page stream."""
 
 
-@dataclass(frozen=True, slots=True)
-class SendBytes:
-    """Put what `seal` returns on the lane. `transfer` is None for control frames.
+class SendBytes(NamedTuple):
+    """A whole control frame (`transfer` is None), or the payload of a segment.
 
-    `data` is a whole control frame, or the payload of a segment: bytes `offset` onward of a stream of
-    `stream_bytes` of a page.
+    The payload is that of bytes `offset` onward of a stream of `stream_bytes` of a page. A tuple, like headers, because
+    one is made for every segment.
     """
 
     data: bytes | memoryview
@@ -50,15 +59,33 @@ class SendBytes:
     offset: int = 0
     stream_bytes: int = 0
 
-    def seal(self) -> list[bytes | memoryview]:
-        """The buffers to send, in order. Computes the checksum, so call it once and outside of any lock."""
-        if self.transfer is None:
-            return [self.data]
-        length = len(self.data)
-        header = SegmentHeader(
-            self.transfer, self.page, self.stream, self.offset, length, self.stream_bytes, checksum(self.data)
-        )
-        return [pack_segment_header(header), self.data] if length else [pack_segment_header(header)]
+
+def seal(batch: Sequence[SendBytes]) -> list[bytes | memoryview]:
+    """The buffers to put on a lane for these, in order; segments that follow one another become a burst.
+
+    Computes checksums, so call it once and outside of any lock.
+    """
+    buffers: list[bytes | memoryview] = []
+    at = 0
+    while at < len(batch):
+        if batch[at].transfer is None:
+            buffers.append(batch[at].data)
+            at += 1
+            continue
+        burst = list(itertools.takewhile(lambda one: one.transfer is not None, batch[at : at + MAX_BURST]))
+        at += len(burst)
+        headers = [
+            pack_segment_header(
+                SegmentHeader(transfer, page, stream, offset, len(data), stream_bytes, checksum(data)), following
+            )
+            for following, (data, transfer, page, stream, offset, stream_bytes) in zip(
+                range(len(burst) - 1, -1, -1), burst, strict=True
+            )
+            if transfer is not None
+        ]
+        buffers.append(headers[0] if len(headers) == 1 else b"".join(headers))
+        buffers += [one.data for one in burst if len(one.data)]
+    return buffers
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +224,10 @@ class Scheduler:
     def has_control(self) -> bool:
         """True while control frames are queued."""
         return bool(self._control)
+
+    def has_segments(self) -> bool:
+        """True while a segment could be sent now, pacing aside."""
+        return bool(self._turns)
 
     def has_work(self) -> bool:
         """True while anything could be sent now, pacing aside."""

@@ -24,7 +24,7 @@ from lynx_net.wire.frames import ControlFrame, FrameReader, SegmentFrame, Segmen
 from lynx_net.wire.grants import CreditBook, Grant
 from lynx_net.wire.messages import decode_message
 from lynx_net.wire.receiving import LayerReady, PageArrived, StreamReady, TransferComplete
-from lynx_net.wire.scheduler import SendBytes
+from lynx_net.wire.scheduler import SendBytes, seal
 
 CONFIG = LinkConfig(
     deadline_s=6,
@@ -162,7 +162,7 @@ class Side:
         chosen = self.core.next_send(lane, self.now)
         if not isinstance(chosen, SendBytes):
             return False
-        for buffer in chosen.seal():
+        for buffer in seal([chosen]):
             self.out[lane].data += buffer
         return True
 

@@ -47,7 +47,7 @@ from lynx_net.wire.messages import (
     decode_message,
 )
 from lynx_net.wire.receiving import ReceiveState, TransferComplete
-from lynx_net.wire.scheduler import NothingToSend, SendBytes
+from lynx_net.wire.scheduler import NothingToSend, SendBytes, seal
 
 EMPTY = CacheLayout(layers=1, tokens=0, heads=1, key_size=4, value_size=4)
 
@@ -62,7 +62,7 @@ def said(side: Side) -> list[Message]:
     while side.core.scheduler.has_control():
         chosen = side.core.next_send(0, side.now)
         assert isinstance(chosen, SendBytes)
-        messages.append(decode_message(bytes(chosen.seal()[0])[HEADER_BYTES:]))
+        messages.append(decode_message(bytes(seal([chosen])[0])[HEADER_BYTES:]))
     return messages
 
 
@@ -372,12 +372,12 @@ def test_where_segments_go() -> None:
     assert arrive(side, header, payload) is not None
     assert side.core.place(header, 0.0) is None
     with pytest.raises(RemoteProtocolError, match="not the peer's"):
-        side.core.place(replace(header, transfer=1), 0.0)
+        side.core.place(header._replace(transfer=1), 0.0)
     side.abort(2)
     assert side.core.place(header, 0.0) is None
     with pytest.raises(SegmentAwaitsOffer):
-        side.core.place(replace(header, transfer=4), 0.0)
-    assert side.core.place(replace(header, transfer=0), 0.0) is None
+        side.core.place(header._replace(transfer=4), 0.0)
+    assert side.core.place(header._replace(transfer=0), 0.0) is None
 
 
 def test_late_bytes_of_an_aborted_transfer_are_harmless() -> None:

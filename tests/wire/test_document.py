@@ -46,7 +46,7 @@ def test_the_header() -> None:
     assert [row[2] for row in table] == [
         "kind",
         "stream",
-        "reserved",
+        "following",
         "length",
         "transfer",
         "page",

@@ -45,7 +45,7 @@ from lynx_net.wire.messages import (
     encode_message,
 )
 from lynx_net.wire.receiving import TransferComplete
-from lynx_net.wire.scheduler import SendBytes
+from lynx_net.wire.scheduler import SendBytes, seal
 
 GOLDEN = Path(__file__).parent / "golden"
 LAYOUT = CacheLayout(layers=1, tokens=2, heads=2, key_size=3, value_size=0, page_tokens=2, raw_head=1, raw_tail=0)
@@ -80,7 +80,7 @@ def frames_of(side: Side) -> list[bytes]:
     """Everything a side can send now, a frame each."""
     frames: list[bytes] = []
     while isinstance(chosen := side.core.next_send(0, 0.0), SendBytes):
-        frames.append(b"".join(chosen.seal()))
+        frames.append(b"".join(seal([chosen])))
         side.out[0].data += frames[-1]
     return frames
 

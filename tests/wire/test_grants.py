@@ -14,7 +14,7 @@ from wirekit import LAYOUT, STREAMS, page_bytes, page_sizes, sent_size
 from lynx_net.wire.frames import HEADER_BYTES, FrameReader, SegmentHeader, SegmentStart, checksum
 from lynx_net.wire.grants import CreditBook, Grant
 from lynx_net.wire.receiving import PageArrived, ReceiveState
-from lynx_net.wire.scheduler import Scheduler, SendBytes, SendQueue
+from lynx_net.wire.scheduler import Scheduler, SendBytes, SendQueue, seal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -111,10 +111,10 @@ class Incast:
         if not isinstance(chosen, SendBytes):
             return False
         reader = FrameReader()
-        reader.buffers()[0][:] = chosen.seal()[0]
+        reader.buffers()[0][:] = seal([chosen])[0]
         (start,) = reader.received(HEADER_BYTES)
         assert isinstance(start, SegmentStart)
-        self.arrive(link, start.header, b"".join(chosen.seal()[1:]))
+        self.arrive(link, start.header, b"".join(seal([chosen])[1:]))
         return True
 
     def arrive(self, link: str, header: SegmentHeader, payload: bytes) -> None:

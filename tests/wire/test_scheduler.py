@@ -12,10 +12,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
 
 from lynx_net.errors import LocalProtocolError
-from lynx_net.wire.frames import HEADER_BYTES, MAX_CONTROL_BYTES, FrameReader, SegmentStart, checksum
-from lynx_net.wire.messages import Bye, Ping, Request, decode_message
+from lynx_net.wire.frames import (
+    HEADER_BYTES,
+    MAX_CONTROL_BYTES,
+    FrameReader,
+    SegmentFrame,
+    SegmentStart,
+    checksum,
+    pack_control,
+)
+from lynx_net.wire.messages import Bye, Ping, Request, decode_message, encode_message
 from lynx_net.wire.pacing import TokenBucket
-from lynx_net.wire.scheduler import NothingToSend, Scheduler, SendBytes, SendQueue, WaitUntil
+from lynx_net.wire.scheduler import NothingToSend, Scheduler, SendBytes, SendQueue, WaitUntil, seal
 
 SEGMENT = 100
 STREAMS = 3
@@ -24,7 +32,7 @@ PAGES = 40
 
 def parse(chosen: SendBytes) -> SegmentStart:
     reader = FrameReader()
-    reader.buffers()[0][:] = chosen.seal()[0]
+    reader.buffers()[0][:] = seal([chosen])[0]
     (start,) = reader.received(HEADER_BYTES)
     assert isinstance(start, SegmentStart)
     return start
@@ -135,7 +143,7 @@ class AgainstTheRules(RuleBasedStateMachine):
             if lane == 0 and self.control:
                 assert isinstance(chosen, SendBytes)
                 assert chosen.transfer is None
-                assert decode_message(bytes(chosen.seal()[0])[HEADER_BYTES:]) == Bye(self.control.pop(0))
+                assert decode_message(bytes(seal([chosen])[0])[HEADER_BYTES:]) == Bye(self.control.pop(0))
                 continue
             candidates = [
                 (number, model.deadline_s, stream.waiting_since, transfer)
@@ -155,7 +163,7 @@ class AgainstTheRules(RuleBasedStateMachine):
         page, data = stream.pages[0]
         part = stream.next_part()
         assert (chosen.transfer, chosen.stream, len(chosen.data)) == (transfer, number, len(part))
-        assert b"".join(bytes(buffer) for buffer in chosen.seal()[1:]) == part
+        assert b"".join(bytes(buffer) for buffer in seal([chosen])[1:]) == part
         header = parse(chosen).header
         assert (header.transfer, header.page, header.stream) == (transfer, page, number)
         assert (header.offset, header.length, header.stream_bytes) == (stream.offset, len(part), len(data))
@@ -240,7 +248,7 @@ def test_pacing_delays_segments_and_never_control() -> None:
     assert isinstance(paid, SendBytes)
     later = scheduler.next(1, 0.0)
     assert isinstance(later, WaitUntil)
-    assert later.at_s == pytest.approx(wait.at_s + len(paid.seal()[0]) / 1000)
+    assert later.at_s == pytest.approx(wait.at_s + len(seal([paid])[0]) / 1000)
     assert isinstance(scheduler.next(1, later.at_s), SendBytes)
 
 
@@ -270,9 +278,9 @@ def test_buffers_of_any_shape_travel_as_bytes() -> None:
     scheduler.submit(1, 1, 0, memoryview(np.empty((0, 3))))
     first, second = scheduler.next(0, 0.0), scheduler.next(0, 0.0)
     assert isinstance(first, SendBytes)
-    assert bytes(first.seal()[1]) == array.tobytes()
+    assert bytes(seal([first])[1]) == array.tobytes()
     assert isinstance(second, SendBytes)
-    assert len(second.seal()) == 1
+    assert len(seal([second])) == 1
 
 
 def test_a_message_too_large_leaves_the_queue_as_it_was() -> None:
@@ -303,3 +311,30 @@ def test_waiting_for_the_peer() -> None:
     scheduler.next(0, 0.0)
     assert queue.unsent == 0
     assert queue.waits_for_peer()  # for Complete
+
+
+def test_what_is_sealed_together_is_read_in_order() -> None:
+    """Segments between two control frames become one burst."""
+    scheduler = Scheduler()
+    queue = SendQueue(1, streams=1, page_count=3, segment_bytes=SEGMENT, initial_credit=1000)
+    scheduler.open(queue)
+    for page, size in enumerate((SEGMENT, 0, 30)):
+        scheduler.submit(1, page, 0, memoryview(bytes([page]) * size))
+    segments = [scheduler.next(0, 0.0) for _ in range(3)]
+    control = SendBytes(pack_control(encode_message(Bye("now"))))
+    batch = [control, *(chosen for chosen in segments if isinstance(chosen, SendBytes)), control]
+    assert len(seal(batch)) == 5
+    data = b"".join(seal(batch))
+    reader, got, at = FrameReader(), [], 0
+    while at < len(data):
+        view = reader.buffers()[0]
+        view[:] = data[at : at + view.nbytes]
+        at += view.nbytes
+        for frame in reader.received(view.nbytes):
+            if isinstance(frame, SegmentStart):
+                got += reader.deliver_to(memoryview(bytearray(frame.header.length)))
+            else:
+                got.append(frame)
+    assert [frame.header.page if isinstance(frame, SegmentFrame) else "control" for frame in got] == [
+        "control", 0, 1, 2, "control",
+    ]  # fmt: skip
