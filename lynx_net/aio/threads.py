@@ -35,6 +35,9 @@ logger = logging.getLogger("lynx_net")
 _WAIT_ALL_BYTES = 32 * 1024
 """Above this much missing payload a receive waits for all of it; below, it takes what is there and the next header."""
 
+_WAIT_ALL_MOST_BYTES = 1024 * 1024
+"""Payloads received at once: what came before can be checked while the next ones arrive."""
+
 _STOP_S = 2.0
 """A thread whose socket is shut down ends at once; one that does not must not keep a closing link."""
 
@@ -188,8 +191,8 @@ class ThreadPump(Pump):
         while not self._stopping:
             views = reader.buffers()
             try:
-                if len(views) > 1 and sum(map(len, views)) > _WAIT_ALL_BYTES:
-                    count = sock.recvmsg_into(views[:-1][:_MAX_BUFFERS], 0, socket.MSG_WAITALL)[0]
+                if len(views) > 1 and (payloads := _some(views[:-1], _WAIT_ALL_MOST_BYTES)):
+                    count = sock.recvmsg_into(payloads, 0, socket.MSG_WAITALL)[0]
                 else:
                     count = sock.recvmsg_into(views, 0, socket.MSG_DONTWAIT)[0]
             except BlockingIOError:
@@ -234,6 +237,15 @@ class ThreadPump(Pump):
                             raise never_offered(header) from None
                     finally:
                         self._waiting_for_offer -= 1
+
+
+def _some(views: list[memoryview], most_bytes: int) -> list[memoryview]:
+    """The first views, up to `most_bytes` but one at least; none if they are not worth a wait."""
+    total = count = 0
+    while count < len(views) and (not count or total + len(views[count]) <= most_bytes):
+        total += len(views[count])
+        count += 1
+    return views[:count] if total > _WAIT_ALL_BYTES else []
 
 
 def _send_all(sock: socket.socket, buffers: Sequence[bytes | memoryview]) -> None:
