@@ -218,6 +218,7 @@ class Target:
         self.reader = FrameReader()
         self.core = LinkCore(
             link="fuzz",
+            lanes=2,
             initiator=self.rng.random() < 0.5,
             config=CONFIG,
             peer_segment_bytes=4096,
@@ -265,6 +266,7 @@ class Target:
                     match frame:
                         case ControlFrame(payload):
                             self.handle(self.core.message(decode_message(payload), self.now))
+                            self.core.frames_received(0, 1)
                         case SegmentStart(header):
                             try:
                                 place = self.core.place(header, self.now)
@@ -275,6 +277,7 @@ class Target:
                                 self.arrive(done.header, done.payload)
                         case SegmentFrame(header, payload):
                             self.arrive(header, payload)
+                            self.core.frames_received(0, 1)
             self.act()
         return "read" if self.reader.idle else "truncated"
 

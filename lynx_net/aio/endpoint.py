@@ -26,7 +26,7 @@ from lynx_net.wire.messages import Hello, Reject
 from lynx_net.wire.pacing import parse_rate
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from lynx_net.aio.transfer import IncomingTransfer
     from lynx_net.transport import Listener
@@ -98,14 +98,34 @@ class Endpoint(Generic[LinkT]):
             for lane in opened:
                 lane.close()
             raise
-        return self.start_link(key, hellos[0], opened, initiator=True)
+        return self.start_link(key, hellos[0], opened, dial=self._dialer(address, key, hellos[0], lanes))
 
-    async def _open_lane(self, address: Address, key: bytes, index: int, lanes: int, opened: list[Lane]) -> Hello:
+    async def _open_lane(
+        self, address: Address, key: bytes, index: int, lanes: int, opened: list[Lane], received: int | None = None
+    ) -> Hello:
         transport = transport_for(address)
         lane = await transport.connect(address, self._socket_options)
         opened.append(lane)
-        await send_message(lane, make_hello(self.config, key, self.incarnation, index, lanes))
+        await send_message(lane, make_hello(self.config, key, self.incarnation, index, lanes, received))
         return await read_hello(lane)
+
+    def _dialer(
+        self, address: Address, key: bytes, first: Hello, lanes: int
+    ) -> Callable[[int, int], Awaitable[tuple[Lane, int]]]:
+        """Opens lost lanes of a link again."""
+
+        async def dial(index: int, received: int) -> tuple[Lane, int]:
+            opened: list[Lane] = []
+            try:
+                hello = await self._open_lane(address, key, index, lanes, opened, received)
+                if hello.incarnation != first.incarnation or hello.received is None:
+                    raise HandshakeError(f"{address} is another process now, or does not resume")
+                return opened.pop(), hello.received
+            finally:
+                for lane in opened:
+                    lane.close()
+
+        return dial
 
     async def serve(self, url: str) -> Server[LinkT]:
         """Bind an address and accept links; raises ConnectionFailedError at once if it is taken."""
@@ -118,11 +138,19 @@ class Endpoint(Generic[LinkT]):
         await asyncio.gather(*(link.close() for link in list(self.links.values())))
         await asyncio.gather(*self._watchers)
 
-    def start_link(self, key: bytes, hello: Hello, lanes: list[Lane], *, initiator: bool) -> LinkT:
-        """Make a link of lanes whose handshakes are done."""
+    def start_link(
+        self,
+        key: bytes,
+        hello: Hello,
+        lanes: list[Lane],
+        *,
+        dial: Callable[[int, int], Awaitable[tuple[Lane, int]]] | None,
+    ) -> LinkT:
+        """Make a link of lanes whose handshakes are done; the side that dials is the initiator."""
         core = LinkCore(
             link=key,
-            initiator=initiator,
+            lanes=len(lanes),
+            initiator=dial is not None,
             config=self.config,
             peer_segment_bytes=hello.segment_bytes,
             peer_initial_credit=hello.initial_credit,
@@ -132,7 +160,7 @@ class Endpoint(Generic[LinkT]):
             rate_bps=self._rate_bps,
             now=self._clock(),
         )
-        link = self._make_link(LinkParts(core, lanes, self._lock, self._clock))
+        link = self._make_link(LinkParts(core, lanes, self._lock, self._clock, hello.incarnation, dial))
         self.links[key] = link
         link.start()
         watcher = asyncio.create_task(self._forget_when_closed(key, link))
@@ -218,6 +246,9 @@ class Server(Generic[LinkT]):
                     with contextlib.suppress(ConnectionLostError):
                         await send_message(lane, Reject(str(error)))
                     raise
+                if hello.received is not None:
+                    await self._resume(hello, hello.received, lane)
+                    return
                 answer = make_hello(config, hello.link, self._endpoint.incarnation, hello.lane, hello.lanes)
                 await send_message(lane, answer)
                 half_open = self._half_open.setdefault(hello.link, _HalfOpen(hello))
@@ -235,7 +266,23 @@ class Server(Generic[LinkT]):
             elif len(half_open.lanes) == 1:
                 await self._wait_for_all(hello.link, half_open)
 
+    async def _resume(self, hello: Hello, peer_received: int, lane: Lane) -> None:
+        link = self._endpoint.links[hello.link]
+        received = await link.detach(hello.lane)
+        await send_message(
+            lane,
+            make_hello(
+                self._endpoint.config, hello.link, self._endpoint.incarnation, hello.lane, hello.lanes, received
+            ),
+        )
+        link.attach(hello.lane, lane, peer_received)
+
     def _check(self, hello: Hello) -> None:
+        if hello.received is not None:
+            link = self._endpoint.links.get(hello.link)
+            if link is None or link.peer_incarnation != hello.incarnation or link.lane_count != hello.lanes:
+                raise HandshakeError("link: it has ended here and cannot be resumed")
+            return
         if hello.link in self._endpoint.links:
             raise HandshakeError("link: a link with this id is up already")
         half_open = self._half_open.get(hello.link)
@@ -255,6 +302,6 @@ class Server(Generic[LinkT]):
 
     def _take_up(self, hello: Hello, half_open: _HalfOpen) -> None:
         lanes = [half_open.lanes[index] for index in range(hello.lanes)]
-        link = self._endpoint.start_link(hello.link, hello, lanes, initiator=False)
+        link = self._endpoint.start_link(hello.link, hello, lanes, dial=None)
         link.on_offer = self._transfers.put_nowait
         self._new_links.put_nowait(link)

@@ -19,8 +19,10 @@ MAX_HELLO_BYTES = 4096
 """Nothing longer is read from a peer that has not introduced itself."""
 
 
-def make_hello(config: LinkConfig, link: bytes, incarnation: bytes, lane: int, lanes: int) -> Hello:
-    """Our side's greeting for one lane."""
+def make_hello(
+    config: LinkConfig, link: bytes, incarnation: bytes, lane: int, lanes: int, received: int | None = None
+) -> Hello:
+    """Our side's greeting for one lane; `received` where it is re-opened."""
     return Hello(
         version=PROTOCOL_VERSION,
         link=link,
@@ -30,6 +32,7 @@ def make_hello(config: LinkConfig, link: bytes, incarnation: bytes, lane: int, l
         segment_bytes=config.segment_bytes,
         initial_credit=config.initial_credit_bytes,
         deadline_ms=max(1, round(config.deadline_s * 1000)),
+        received=received,
     )
 
 

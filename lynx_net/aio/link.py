@@ -13,6 +13,7 @@ from lynx_net.aio.pump import LoopPump, Pump
 from lynx_net.aio.threads import ThreadPump
 from lynx_net.aio.transfer import IncomingTransfer, Offer, OutgoingTransfer
 from lynx_net.errors import (
+    ConnectionFailedError,
     ConnectionLostError,
     LocalProtocolError,
     LynxError,
@@ -32,7 +33,7 @@ from lynx_net.wire.pacing import parse_rate
 from lynx_net.wire.receiving import LayerReady, PageArrived, StreamReady, TransferComplete
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     from lynx_net.transport import Lane
     from lynx_net.wire.connection import Event, LinkCore
@@ -47,18 +48,42 @@ logger = logging.getLogger("lynx_net")
 CLOSE_S = 0.5
 """How long a closing link waits for its farewell to leave."""
 
+FIRST_PAUSE_S = 0.02
+LONGEST_PAUSE_S = 0.5
+"""Before a lost connection is opened again; the pause doubles from try to try."""
+
 SECOND_LOOK_S = 0.02
 """Before a peer is given up, what waits in the sockets is read: it may be this process that was stopped."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkParts:
-    """What an endpoint makes a link of."""
+    """What an endpoint makes a link of.
+
+    Attributes:
+        core: the protocol.
+        lanes: with their handshakes done.
+        lock: the endpoint's.
+        clock: seconds, steady.
+        peer_incarnation: who may re-open lanes of this link.
+        dial: opens the next connection of a lane, given its number and how many frames have come on it; returns it with
+            the peer's count. None at the side that waits for the other to do so.
+    """
 
     core: LinkCore
     lanes: Sequence[Lane]
     lock: threading.RLock
     clock: Callable[[], float]
+    peer_incarnation: bytes
+    dial: Callable[[int, int], Awaitable[tuple[Lane, int]]] | None
+
+
+class _LaneDown:
+    """A lane without a connection."""
+
+    def __init__(self) -> None:
+        self.back = asyncio.Event()
+        self.task: asyncio.Task[None] | None = None
 
 
 class MakeIncoming(Protocol):
@@ -114,8 +139,12 @@ class Link:
         self.clock = parts.clock
         self.peer = lanes[0].peer
         self.error: LynxError | None = None
+        self.peer_incarnation = parts.peer_incarnation
+        self._dial = parts.dial
         self._make_incoming = make_incoming
-        self._pump = _make_pump(self, lanes)
+        self._first_lanes = lanes
+        self._pump: Pump = LoopPump(self) if any(lane.plain_socket is None for lane in lanes) else ThreadPump(self)
+        self._down: dict[int, _LaneDown] = {}
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
         self._events: deque[Event] = deque()
@@ -132,6 +161,11 @@ class Link:
         self._task: asyncio.Task[None] | None = None
         self.on_offer: Callable[[IncomingTransfer], None] = self._transfers.put
         """Where unasked transfers go; a server points it at its own queue."""
+
+    @property
+    def lane_count(self) -> int:
+        """Connections the link has when all are up."""
+        return len(self._first_lanes)
 
     # ---- what users call
 
@@ -314,6 +348,40 @@ class Link:
             incoming.stats.stream_bytes[header.stream] += header.length
             incoming.stats.segments += 1
 
+    def lane_ended(self, index: int, error: LynxError, unfinished: Sequence[SegmentHeader]) -> None:
+        """A lane's connection was lost: it is re-opened within `resume_s`, or the link fails. In the event loop."""
+        with self.lock:
+            self.core.lane_lost(unfinished)
+        if self._failure.done() or self._closing:
+            return
+        if not self.core.config.resume_s:
+            self.pump_failed(error)
+        elif index not in self._down:
+            down = self._down[index] = _LaneDown()
+            down.task = asyncio.create_task(self._reopen(index, down, error))
+
+    async def detach(self, lane: int) -> int:
+        """The peer opens a lane anew: end its old connection and return how many frames have come on it."""
+        await self._pump.detach(lane)
+        return self.core.received_frames(lane)
+
+    def attach(self, index: int, lane: Lane, peer_received: int) -> None:
+        """A lane is back, its handshake done; the peer has received so many frames on it. In the event loop."""
+        down = self._down.pop(index, None)
+        if self._failure.done() or down is None:
+            lane.close()
+            return
+        try:
+            with self.lock:
+                self.core.lane_reopened(index, peer_received, self.clock())
+        except LynxError as error:
+            lane.close()
+            self.pump_failed(error)
+            return
+        self._pump.attach(index, lane)
+        down.back.set()
+        logger.info("lane %d to %s is open again", index, self.peer)
+
     def pump_failed(self, error: LynxError) -> None:
         """The link cannot go on; the first reason counts. Called in the event loop."""
         if not self._failure.done():
@@ -326,8 +394,34 @@ class Link:
         self._task = asyncio.create_task(self._run(), name=f"lynx_net link to {self.peer}")
         return self
 
+    async def _reopen(self, index: int, down: _LaneDown, lost: LynxError) -> None:
+        logger.info("lane %d: %s; it may be opened again for %g s", index, lost, self.core.config.resume_s)
+        try:
+            async with asyncio.timeout(self.core.config.resume_s):
+                if self._dial is None:
+                    await down.back.wait()
+                else:
+                    self.attach(index, *await self._dial_again(index))
+        except TimeoutError:
+            self.pump_failed(lost)
+        except LynxError as refused:
+            self.pump_failed(ConnectionLostError(f"{lost}; it cannot be opened again: {refused}"))
+
+    async def _dial_again(self, index: int) -> tuple[Lane, int]:
+        assert self._dial is not None
+        pause_s = FIRST_PAUSE_S
+        while True:
+            # Also before the first try: a farewell may be on its way on another lane.
+            await asyncio.sleep(pause_s)
+            try:
+                return await self._dial(index, self.core.received_frames(index))
+            except (ConnectionFailedError, ConnectionLostError, PeerTimeoutError) as error:
+                logger.debug("lane %d to %s: %s", index, self.peer, error)
+            pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+
     async def _run(self) -> None:
-        self._pump.start()
+        for index, lane in enumerate(self._first_lanes):
+            self._pump.attach(index, lane)
         timer = asyncio.create_task(self._timer_loop())
         error: LynxError = ConnectionLostError(f"the link to {self.peer} was closed on this side")
         try:
@@ -336,6 +430,9 @@ class Link:
             if not self._closing:
                 logger.info("link to %s ended: %s", self.peer, error)
             timer.cancel()
+            for down in list(self._down.values()):
+                if down.task is not None:
+                    down.task.cancel()
             await self._pump.stop()
             self._drain()
             self.error = error
@@ -356,6 +453,9 @@ class Link:
     async def _timer_loop(self) -> None:
         deadline_s = self.core.config.deadline_s
         while True:
+            if self._down:
+                await asyncio.sleep(FIRST_PAUSE_S)
+                continue
             with self.lock:
                 due = self.core.next_timer()
             await asyncio.sleep(max(due - self.clock(), 0))
@@ -369,6 +469,8 @@ class Link:
                 self.post(self.core.timer(self.clock()))
 
     def _silent(self, deadline_s: float) -> bool:
+        if self._down:
+            return False
         with self.lock:
             return self.core.silent_for(self.clock()) >= deadline_s
 
@@ -454,10 +556,3 @@ class Link:
     async def _iterate(self, inbox: _Inbox) -> AsyncIterator[Any]:
         while (item := await inbox.get()) is not None:
             yield item
-
-
-def _make_pump(link: Link, lanes: Sequence[Lane]) -> Pump:
-    """Threads where every lane is a plain socket, tasks of the event loop otherwise."""
-    sockets = [lane.plain_socket for lane in lanes]
-    plain = [sock for sock in sockets if sock is not None]
-    return ThreadPump(link, lanes, plain) if len(plain) == len(lanes) else LoopPump(link, lanes)

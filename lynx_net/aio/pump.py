@@ -44,20 +44,26 @@ class PumpOwner(Protocol):
     def received(self, header: SegmentHeader) -> None:
         """A segment of an open transfer lies in its place; called with the lock."""
 
+    def lane_ended(self, index: int, error: LynxError, unfinished: Sequence[SegmentHeader]) -> None:
+        """A connection was lost and nothing uses it any more; `unfinished` had been placed. In the event loop."""
+
     def pump_failed(self, error: LynxError) -> None:
         """The link cannot go on. Called in the event loop."""
 
 
 class Pump(ABC):
-    """Owns the lanes of a link from `start` to the end of `stop`."""
+    """Moves the bytes of a link's lanes from `attach` to the end of `stop`."""
 
-    def __init__(self, owner: PumpOwner, lanes: Sequence[Lane]) -> None:
+    def __init__(self, owner: PumpOwner) -> None:
         self.owner = owner
-        self.lanes = lanes
 
     @abstractmethod
-    def start(self) -> None:
-        """Begin to move bytes."""
+    def attach(self, index: int, lane: Lane) -> None:
+        """Begin to move bytes over the (next) connection of this lane, which the pump owns from now on."""
+
+    @abstractmethod
+    async def detach(self, index: int) -> None:
+        """Close the connection of a lane, if it has one; `lane_ended` has been called when this returns."""
 
     @abstractmethod
     def wake(self) -> None:
@@ -75,43 +81,71 @@ class Pump(ABC):
 class LoopPump(Pump):
     """One task a lane and direction, on the event loop. Works with every transport and with virtual time."""
 
-    def __init__(self, owner: PumpOwner, lanes: Sequence[Lane]) -> None:
-        super().__init__(owner, lanes)
-        self._wake = [asyncio.Event() for _ in lanes]
+    def __init__(self, owner: PumpOwner) -> None:
+        super().__init__(owner)
+        self._wake: dict[int, asyncio.Event] = {}
         self._offers = asyncio.Event()
         self._idle = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._connections: dict[int, asyncio.Task[None]] = {}
+        self._stopping = False
 
-    def start(self) -> None:
-        for index, lane in enumerate(self.lanes):
-            for loop in (self._send_loop(index, lane), self._receive_loop(lane)):
-                task = asyncio.create_task(loop)
-                task.add_done_callback(self._task_done)
-                self._tasks.append(task)
+    def attach(self, index: int, lane: Lane) -> None:
+        self._wake[index] = asyncio.Event()
+        self._connections[index] = asyncio.create_task(self._drive(index, lane))
+
+    async def detach(self, index: int) -> None:
+        connection = self._connections.get(index)
+        if connection is not None:
+            connection.cancel()
+            await asyncio.wait([connection])
 
     def wake(self) -> None:
         self._idle.clear()
         self._offers.set()
-        for wake in self._wake:
+        for wake in self._wake.values():
             wake.set()
 
     async def flushed(self) -> None:
         await self._idle.wait()
 
     async def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        for lane in self.lanes:
-            lane.close()
+        self._stopping = True
+        for connection in self._connections.values():
+            connection.cancel()
+        if self._connections:
+            await asyncio.wait(self._connections.values())
 
-    def _task_done(self, task: asyncio.Task[None]) -> None:
-        error = None if task.cancelled() else task.exception()
-        if isinstance(error, LynxError):
+    async def _drive(self, index: int, lane: Lane) -> None:
+        """One connection, from its first byte to the report of its end."""
+        reader = FrameReader()
+        tasks = [
+            asyncio.create_task(self._send_loop(index, lane)),
+            asyncio.create_task(self._receive_loop(index, lane, reader)),
+        ]
+        replaced = False
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            replaced = True
+        errors = [task.exception() for task in tasks if task.done() and not task.cancelled()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        lane.close()
+        self._wake.pop(index, None)
+        if self._stopping:
+            return
+        error = next((error for error in errors if error is not None), None)
+        if replaced or isinstance(error, ConnectionLostError):
+            gone = error if isinstance(error, ConnectionLostError) else replaced_by_newer(lane)
+            self.owner.lane_ended(index, gone, reader.unfinished)
+        elif isinstance(error, LynxError):
             self.owner.pump_failed(error)
-        elif error is not None:
+        else:
             self.owner.pump_failed(ConnectionLostError(f"the link failed on this side: {error!r}"))
-            task.get_loop().call_exception_handler({"message": "lynx_net link task failed", "exception": error})
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": "lynx_net link task failed", "exception": error}
+            )
 
     async def _send_loop(self, index: int, lane: Lane) -> None:
         owner, wake = self.owner, self._wake[index]
@@ -135,23 +169,32 @@ class LoopPump(Pump):
                         self._idle.set()
                     await wake.wait()
 
-    async def _receive_loop(self, lane: Lane) -> None:
-        owner, reader = self.owner, FrameReader()
+    async def _receive_loop(self, index: int, lane: Lane, reader: FrameReader) -> None:
+        owner = self.owner
         while True:
             count = await lane.receive_into(reader.buffers())
             if count == 0:
                 raise ConnectionLostError(f"{lane.peer} closed the connection")
-            with owner.lock:
-                owner.core.heard(owner.clock(), reader.segment)
-            for frame in reader.received(count):
+            whole = 0
+            frames = reader.received(count)
+            if not frames:
+                with owner.lock:
+                    owner.core.heard(owner.clock(), reader.segment)
+            for frame in frames:
                 match frame:
                     case ControlFrame(payload):
                         handle_control(owner, payload)
+                        whole += 1
                     case SegmentStart(header):
                         for done in reader.deliver_to(await self._place(header)):
                             handle_segment(owner, done, checksum(b""))
+                            whole += 1
                     case SegmentFrame(_, part):
                         handle_segment(owner, frame, 0 if part is None else checksum(part))
+                        whole += 1
+            with owner.lock:
+                owner.core.frames_received(index, whole)
+                owner.post([])
 
     async def _place(self, header: SegmentHeader) -> memoryview | None:
         owner = self.owner
@@ -162,7 +205,7 @@ class LoopPump(Pump):
                     return owner.core.place(header, owner.clock())
             except SegmentAwaitsOffer:
                 try:
-                    async with asyncio.timeout(owner.core.config.deadline_s):
+                    async with asyncio.timeout(offer_wait_s(owner)):
                         await self._offers.wait()
                 except TimeoutError:
                     raise never_offered(header) from None
@@ -182,6 +225,16 @@ def handle_segment(owner: PumpOwner, frame: SegmentFrame, payload_sum: int) -> N
     with owner.lock:
         owner.received(frame.header)
         owner.post(owner.core.segment(frame.header, payload_sum, owner.clock()))
+
+
+def offer_wait_s(owner: PumpOwner) -> float:
+    """How long a segment waits for its offer, whose lane may be being re-opened."""
+    return owner.core.config.deadline_s + owner.core.config.resume_s
+
+
+def replaced_by_newer(lane: Lane) -> ConnectionLostError:
+    """The peer opened a lane again whose end had not been noticed here."""
+    return ConnectionLostError(f"{lane.peer} opened the connection anew")
 
 
 def never_offered(header: SegmentHeader) -> RemoteProtocolError:

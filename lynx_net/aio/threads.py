@@ -15,7 +15,15 @@ import struct
 import threading
 from typing import TYPE_CHECKING
 
-from lynx_net.aio.pump import Pump, PumpOwner, handle_control, handle_segment, never_offered
+from lynx_net.aio.pump import (
+    Pump,
+    PumpOwner,
+    handle_control,
+    handle_segment,
+    never_offered,
+    offer_wait_s,
+    replaced_by_newer,
+)
 from lynx_net.errors import ConnectionLostError, LynxError
 from lynx_net.transport.base import lost
 from lynx_net.wire.connection import SegmentAwaitsOffer
@@ -49,107 +57,147 @@ _MAX_BATCH = _MAX_BUFFERS // 2
 """Frames that leave in one system call; a segment is two buffers."""
 
 
-class ThreadPump(Pump):
-    """Blocking threads. `sockets` are the lanes' own, taken over by the pump."""
+class _Connection:
+    """One connection of a lane: its socket, and what its two threads share."""
 
-    def __init__(self, owner: PumpOwner, lanes: Sequence[Lane], sockets: Sequence[socket.socket]) -> None:
-        super().__init__(owner, lanes)
-        self._sockets = sockets
+    def __init__(self, index: int, lane: Lane, sock: socket.socket, lock: threading.RLock) -> None:
+        self.index = index
+        self.lane = lane
+        self.sock = sock
+        self.reader = FrameReader()
+        self.may_send = threading.Condition(lock)
+        self.sleeping = False
+        self.stopping = False
+        self.error: LynxError | None = None
+        self.running = 0
+        self.threads: list[threading.Thread] = []
+        self.ended = asyncio.Event()
+
+
+class ThreadPump(Pump):
+    """Blocking threads. Takes over the sockets of its lanes, which must have one."""
+
+    def __init__(self, owner: PumpOwner) -> None:
+        super().__init__(owner)
         self._loop = asyncio.get_running_loop()
-        self._conditions = [threading.Condition(owner.lock) for _ in lanes]
+        self._connections: dict[int, _Connection] = {}
         self._offers = threading.Condition(owner.lock)
         self._waiting_for_offer = 0
-        self._sleeping: set[int] = set()
-        # A blocked receive comes back several times per deadline, so that slow bytes count as heard.
-        self._wait_s = owner.core.config.deadline_s / 4
         self._stopping = False
         self._idle = asyncio.Event()
         self._flushing = False
-        self._threads: list[threading.Thread] = []
-        self._running = 0
-        self._all_ended = asyncio.Event()
+        # A blocked receive comes back several times per deadline, so that slow bytes count as heard.
+        self._wait_s = owner.core.config.deadline_s / 4
 
-    def start(self) -> None:
+    def attach(self, index: int, lane: Lane) -> None:
+        sock = lane.plain_socket
+        assert sock is not None
+        sock.setblocking(True)
         timeout = struct.pack("@ll", int(self._wait_s), int(self._wait_s % 1 * 1e6))
-        for index, sock in enumerate(self._sockets):
-            sock.setblocking(True)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
-            for work in (self._send_loop, self._receive_loop):
-                name = f"lynx_net-{work.__name__.strip('_').split('_')[0]}-{index}"
-                self._threads.append(threading.Thread(target=self._run, args=(work, index), name=name, daemon=True))
-        self._running = len(self._threads)
-        for thread in self._threads:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
+        connection = _Connection(index, lane, sock, self.owner.lock)
+        for work, name in ((self._send_loop, "send"), (self._receive_loop, "receive")):
+            thread = threading.Thread(
+                target=self._run, args=(work, connection), name=f"lynx_net-{name}-{index}", daemon=True
+            )
+            connection.threads.append(thread)
+        connection.running = len(connection.threads)
+        with self.owner.lock:
+            self._connections[index] = connection
+        for thread in connection.threads:
             thread.start()
+
+    async def detach(self, index: int) -> None:
+        connection = self._connections.get(index)
+        if connection is not None:
+            if connection.error is None:
+                connection.error = replaced_by_newer(connection.lane)
+            await self._end(connection)
 
     def wake(self) -> None:
         if self._waiting_for_offer:
             self._offers.notify_all()
-        if not self._sleeping:
-            return
         scheduler = self.owner.core.scheduler
-        for index in self._sleeping if scheduler.has_segments() else (0,):
-            self._conditions[index].notify()
+        for index, connection in self._connections.items():
+            if connection.sleeping and (index == 0 or scheduler.has_segments()):
+                connection.may_send.notify()
 
     async def flushed(self) -> None:
         while True:
             self._idle.clear()
             with self.owner.lock:
-                if 0 in self._sleeping and not self.owner.core.scheduler.has_control():
+                first = self._connections.get(0)
+                if first is not None and first.sleeping and not self.owner.core.scheduler.has_control():
                     return
                 self._flushing = True
             await self._idle.wait()
 
     async def stop(self) -> None:
-        with self.owner.lock:
-            self._stopping = True
-            self._offers.notify_all()
-            for condition in self._conditions:
-                condition.notify_all()
-        for sock in self._sockets:
-            # The peer may have closed it already; a thread that waits on it wakes up either way.
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
+        self._stopping = True
+        await asyncio.gather(*(self._end(connection) for connection in self._connections.values()))
+
+    async def _end(self, connection: _Connection) -> None:
+        """Make both threads of a connection end, and wait for it."""
+        self._shut(connection)
         try:
             async with asyncio.timeout(_STOP_S):
-                await self._all_ended.wait()
+                await connection.ended.wait()
         except TimeoutError:
-            alive = ", ".join(thread.name for thread in self._threads if thread.is_alive())
-            logger.exception("link to %s: threads that do not end: %s", self.lanes[0].peer, alive)
-        for lane in self.lanes:
-            lane.close()
+            alive = ", ".join(thread.name for thread in connection.threads if thread.is_alive())
+            logger.exception("link to %s: threads that do not end: %s", connection.lane.peer, alive)
+            connection.lane.close()
 
-    def _run(self, work: Callable[[int], None], index: int) -> None:
+    def _shut(self, connection: _Connection) -> None:
+        with self.owner.lock:
+            connection.stopping = True
+            self._offers.notify_all()
+            connection.may_send.notify_all()
+        # The peer may have closed it already; a thread that waits on it wakes up either way.
+        with contextlib.suppress(OSError):
+            connection.sock.shutdown(socket.SHUT_RDWR)
+
+    def _run(self, work: Callable[[_Connection], None], connection: _Connection) -> None:
         error: LynxError | None = None
         failure: BaseException | None = None
         try:
-            work(index)
+            work(connection)
         except OSError as problem:
-            error = lost(self.lanes[index].peer, problem)
+            error = lost(connection.lane.peer, problem)
         except LynxError as problem:
             error = problem
         except BaseException as problem:
-            error = ConnectionLostError(f"the link failed on this side: {problem!r}")
+            error = LynxError(f"the link failed on this side: {problem!r}")
             failure = problem
-        self._loop.call_soon_threadsafe(self._thread_ended, error, failure)
+        self._loop.call_soon_threadsafe(self._thread_ended, connection, error, failure)
 
-    def _thread_ended(self, error: LynxError | None, failure: BaseException | None) -> None:
-        self._running -= 1
-        if self._running == 0:
-            self._all_ended.set()
-        if error is not None and not self._stopping:
-            self.owner.pump_failed(error)
+    def _thread_ended(self, connection: _Connection, error: LynxError | None, failure: BaseException | None) -> None:
+        connection.running -= 1
+        if connection.error is None:
+            connection.error = error
         if failure is not None:
             self._loop.call_exception_handler({"message": "lynx_net link thread failed", "exception": failure})
+        if connection.running:
+            self._shut(connection)
+            return
+        connection.lane.close()
+        with self.owner.lock:
+            self._connections.pop(connection.index)
+        if not self._stopping:
+            if isinstance(connection.error, ConnectionLostError):
+                self.owner.lane_ended(connection.index, connection.error, connection.reader.unfinished)
+            elif connection.error is not None:
+                self.owner.pump_failed(connection.error)
+        connection.ended.set()
 
-    def _send_loop(self, index: int) -> None:
-        owner, sock = self.owner, self._sockets[index]
+    def _send_loop(self, connection: _Connection) -> None:
+        owner, sock = self.owner, connection.sock
         batch: list[SendBytes] = []
         least_bytes = batch_bytes = owner.core.segment_bytes
         while True:
             with owner.lock:
                 for sent in batch:
                     owner.sent(sent)
-                batch = self._choose(index, batch_bytes)
+                batch = self._choose(connection, batch_bytes)
             if not batch:
                 return
             began_s = owner.clock()
@@ -160,13 +208,13 @@ class ThreadPump(Pump):
             elif took_s < _BATCH_S / 2 and sum(len(one.data) for one in batch) >= batch_bytes:
                 batch_bytes = min(batch_bytes * 2, max(_MAX_BATCH_BYTES, least_bytes))
 
-    def _choose(self, index: int, room_bytes: int) -> list[SendBytes]:
-        """Wait, with the lock, for what to send: some `room_bytes` of it; nothing when the pump stops."""
+    def _choose(self, connection: _Connection, room_bytes: int) -> list[SendBytes]:
+        """Wait, with the lock, for what to send: some `room_bytes` of it; nothing when the connection ends."""
         owner = self.owner
         batch: list[SendBytes] = []
-        while not self._stopping:
+        while not connection.stopping:
             now = owner.clock()
-            chosen = owner.core.next_send(index, now)
+            chosen = owner.core.next_send(connection.index, now)
             if isinstance(chosen, SendBytes):
                 batch.append(chosen)
                 room_bytes -= len(chosen.data)
@@ -175,20 +223,19 @@ class ThreadPump(Pump):
             if batch:
                 return batch
             timeout = chosen.at_s - now if isinstance(chosen, WaitUntil) else None
-            self._sleeping.add(index)
-            if index == 0 and timeout is None and self._flushing:
+            connection.sleeping = True
+            if connection.index == 0 and timeout is None and self._flushing:
                 self._flushing = False
                 self._loop.call_soon_threadsafe(self._idle.set)
-            self._conditions[index].wait(timeout)
-            self._sleeping.discard(index)
+            connection.may_send.wait(timeout)
+            connection.sleeping = False
         return []
 
-    def _receive_loop(self, index: int) -> None:
-        sock, peer = self._sockets[index], self.lanes[index].peer
-        reader = FrameReader()
+    def _receive_loop(self, connection: _Connection) -> None:
+        sock, reader = connection.sock, connection.reader
         readable = select.poll()
         readable.register(sock, select.POLLIN)
-        while not self._stopping:
+        while not connection.stopping:
             views = reader.buffers()
             try:
                 if len(views) > 1 and (payloads := _some(views[:-1], _WAIT_ALL_MOST_BYTES)):
@@ -200,40 +247,46 @@ class ThreadPump(Pump):
                 readable.poll(self._wait_s * 1000)
                 continue
             if count == 0:
-                raise ConnectionLostError(f"{peer} closed the connection")
-            self._handle(reader, reader.received(count))
+                raise ConnectionLostError(f"{connection.lane.peer} closed the connection")
+            self._handle(connection, reader.received(count))
 
-    def _handle(self, reader: FrameReader, frames: Sequence[Frame]) -> None:
+    def _handle(self, connection: _Connection, frames: Sequence[Frame]) -> None:
         """Frames in order, with the lock taken once for a whole burst."""
-        owner = self.owner
+        owner, reader = self.owner, connection.reader
         sums = [
             checksum(frame.payload) if isinstance(frame, SegmentFrame) and frame.payload is not None else 0
             for frame in frames
         ]
+        whole = 0
         with owner.lock:
             if not frames:
                 owner.core.heard(owner.clock(), reader.segment)
             for frame, payload_sum in zip(frames, sums, strict=True):
                 if isinstance(frame, SegmentFrame):
                     handle_segment(owner, frame, payload_sum)
+                    whole += 1
                 elif isinstance(frame, SegmentStart):
-                    for done in reader.deliver_to(self._place(frame.header)):
+                    for done in reader.deliver_to(self._place(connection, frame.header)):
                         handle_segment(owner, done, checksum(b""))
+                        whole += 1
                 else:
                     handle_control(owner, frame.payload)
+                    whole += 1
+            owner.core.frames_received(connection.index, whole)
+            owner.post([])
 
-    def _place(self, header: SegmentHeader) -> memoryview | None:
+    def _place(self, connection: _Connection, header: SegmentHeader) -> memoryview | None:
         owner = self.owner
         with owner.lock:
             while True:
                 try:
                     return owner.core.place(header, owner.clock())
                 except SegmentAwaitsOffer:
-                    if self._stopping:
+                    if connection.stopping:
                         return None
                     self._waiting_for_offer += 1
                     try:
-                        if not self._offers.wait(owner.core.config.deadline_s):
+                        if not self._offers.wait(offer_wait_s(owner)):
                             raise never_offered(header) from None
                     finally:
                         self._waiting_for_offer -= 1

@@ -40,6 +40,8 @@ class FaultyRelay:
     def __init__(self, host: str, port: int) -> None:
         self.faults = Faults()
         self.connections = 0
+        self.refusing = False
+        """While true, new connections are reset at once."""
         self.passed_bytes = 0
         """Bytes relayed in the direction to the server, all connections."""
         self._target = (host, port)
@@ -85,6 +87,9 @@ class FaultyRelay:
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
+        if self.refusing:
+            writer.transport.abort()
+            return
         try:
             far_reader, far_writer = await asyncio.open_connection(*self._target)
         except OSError:

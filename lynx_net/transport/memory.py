@@ -92,9 +92,11 @@ class MemoryLane(Lane):
         self._in.touch()
 
     def break_connection(self) -> None:
-        """Lose the connection as a pulled cable with a reset would: both sides see ConnectionLostError."""
+        """Lose the connection as a reset would, with all that is on its way: both sides see ConnectionLostError."""
         for pipe in (self._out, self._in):
             pipe.broken = True
+            pipe.chunks.clear()
+            pipe.held = 0
             pipe.touch()
 
     def _check(self, pipe: _Pipe) -> None:

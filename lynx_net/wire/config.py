@@ -20,6 +20,8 @@ class LinkConfig:
     Attributes:
         deadline_s: silence after which a peer is given up; also the limit of a handshake. A peer that sends
             anything at all, however slowly, is not silent.
+        resume_s: how long a lost connection may take to be re-opened before the link fails. The peer's process
+            may have died, so this is also how long it takes to find that out; 0 does not re-open.
         progress_timeout_s: how long an accepted transfer that holds credit may stay without a single byte
             before it is aborted (its link lives on).
         segment_bytes: the largest payload of one segment.
@@ -37,6 +39,7 @@ class LinkConfig:
     """
 
     deadline_s: float = 5.0
+    resume_s: float = 0.5
     progress_timeout_s: float = 30.0
     segment_bytes: int = 1024 * 1024
     initial_credit_bytes: int = 1024 * 1024
@@ -52,6 +55,8 @@ class LinkConfig:
     def __post_init__(self) -> None:
         if not self.deadline_s > 0 or not self.progress_timeout_s > 0:
             raise LocalProtocolError("deadline_s and progress_timeout_s must be positive")
+        if not self.resume_s >= 0:
+            raise LocalProtocolError("resume_s must not be negative")
         if not MIN_SEGMENT_BYTES <= self.segment_bytes <= MAX_SEGMENT_BYTES:
             raise LocalProtocolError(f"segment_bytes must be {MIN_SEGMENT_BYTES} to {MAX_SEGMENT_BYTES}")
         if min(self.anchor_window_bytes, self.residual_window_bytes) < 2 * self.segment_bytes:

@@ -13,6 +13,7 @@ States of a transfer at its receiver:  PENDING -> ACCEPTED -> COMPLETE,  and fro
     Request        an event for the application, which answers with an Offer of that request id or a Refuse;
                    refused here if too many wait for an answer; the id must not wait for one already
     Refuse         an event for the application
+    Received       frames of a lane that need not be remembered any more (lanes.py)
     Ping           nothing; hearing it was its purpose
     Bye            the peer will send no more; what is still open fails
     Hello, Reject  only before the link is up; here a RemoteProtocolError
@@ -27,6 +28,7 @@ Rules of time (`now` is an argument everywhere):
 4. A transfer that can send nothing before its receiver says something, and hears nothing of it for
    `progress_timeout_s`, is aborted by its sender. A receiver that withholds credit on purpose (grants rules 1 and 2)
    or whose decoder moves therefore repeats a Credit as often as rule 2 has pings.
+5. These times do not run while a lane is down: when it is back, they begin anew.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from typing import TYPE_CHECKING, Any
 
 from lynx_net.errors import IntegrityError, LocalProtocolError, LynxError, RemoteProtocolError, TransferAbortedError
 from lynx_net.wire.frames import MIN_SEGMENT_BYTES
+from lynx_net.wire.lanes import LaneRecord
 from lynx_net.wire.layout import CacheLayout
 from lynx_net.wire.messages import (
     Abort,
@@ -47,6 +50,7 @@ from lynx_net.wire.messages import (
     Message,
     OfferMessage,
     Ping,
+    Received,
     Refuse,
     Request,
 )
@@ -151,6 +155,7 @@ class LinkCore:
 
     Args:
         link: key of this link in the credit book.
+        lanes: how many the link has.
         initiator: True at the side that connected; it numbers its transfers oddly, the other evenly.
         config: this side's settings.
         peer_segment_bytes, peer_initial_credit, peer_deadline_s: from the peer's Hello.
@@ -165,6 +170,7 @@ class LinkCore:
         self,
         *,
         link: Hashable,
+        lanes: int,
         initiator: bool,
         config: LinkConfig,
         peer_segment_bytes: int,
@@ -179,6 +185,9 @@ class LinkCore:
         self.config = config
         self.scheduler = Scheduler(None if rate_bps is None else TokenBucket(rate_bps, now))
         self.segment_bytes = min(config.segment_bytes_at(rate_bps), peer_segment_bytes)
+        self.resent_frames = 0
+        """Frames sent again because a connection was lost."""
+        self._lanes = [LaneRecord() for _ in range(lanes)]
         self._peer_initial_credit = peer_initial_credit
         self._ping_every_s = max(min(peer_deadline_s, config.deadline_s) / 3, MIN_PING_S)
         self._book = book
@@ -299,12 +308,52 @@ class LinkCore:
 
     def next_send(self, lane: int, now: float) -> SendBytes | WaitUntil | NothingToSend:
         """What this lane sends now; see the scheduler's rules."""
-        chosen = self.scheduler.next(lane, now)
+        record = self._lanes[lane]
+        chosen: SendBytes | WaitUntil | NothingToSend
+        if record.resend:
+            chosen = self.scheduler.again(record.resend[0], now)
+            if isinstance(chosen, SendBytes):
+                record.resend.popleft()
+        else:
+            chosen = self.scheduler.next(lane, now)
+            if isinstance(chosen, SendBytes):
+                record.sent(chosen)
         if isinstance(chosen, SendBytes):
             self._sent_at_s = now
             if chosen.transfer is not None:
                 self._send_progress_s[chosen.transfer] = now
         return chosen
+
+    # ---- lanes
+
+    def frames_received(self, lane: int, count: int) -> None:
+        """Whole frames came on a lane and were acted on."""
+        record = self._lanes[lane]
+        if record.count(count):
+            self.scheduler.control(Received(lane, record.received))
+
+    def received_frames(self, lane: int) -> int:
+        """The count to state when the lane is re-opened; final once nobody reads its old connection any more."""
+        return self._lanes[lane].received
+
+    def lane_lost(self, unfinished: Sequence[SegmentHeader]) -> None:
+        """A connection is gone, and with it the rest of these segments, which had been placed."""
+        for header in unfinished:
+            state = self._receiving.get(header.transfer)
+            if state is not None:
+                state.lost(header)
+
+    def lane_reopened(self, lane: int, peer_received: int, now: float) -> None:
+        """A lane has a new connection; the peer has received so many frames on it before.
+
+        Raises:
+            RemoteProtocolError: that cannot be.
+        """
+        self.resent_frames += self._lanes[lane].reopen(peer_received)
+        self.heard_at_s = self._decoder_moved_at_s = now
+        for times in (self._receive_progress_s, self._send_progress_s):
+            for transfer in times:
+                times[transfer] = now
 
     # ---- receiving
 
@@ -435,6 +484,10 @@ class LinkCore:
                     return [TransferDelivered(transfer)]
             case Abort(transfer, code, reason):
                 return self._peer_aborted(transfer, code, reason)
+            case Received(lane, frames):
+                if lane >= len(self._lanes):
+                    raise RemoteProtocolError(f"a count of lane {lane}, which the link has not")
+                self._lanes[lane].confirm(frames)
             case Request(request_id, meta):
                 return self._request_arrived(request_id, meta)
             case Refuse(request_id, reason):
@@ -588,7 +641,11 @@ class LinkCore:
     def _close_sending(self, transfer: int) -> bool:
         self.scheduler.close(transfer)
         self._send_progress_s.pop(transfer, None)
-        return self._sending.pop(transfer, None) is not None
+        if self._sending.pop(transfer, None) is None:
+            return False
+        for record in self._lanes:
+            record.forget(transfer)
+        return True
 
     def _close_receiving(self, transfer: int) -> bool:
         was_pending = transfer in self._pending

@@ -55,6 +55,10 @@ class ReceiveWindow:
             raise FlowControlError(f"the peer sent {count - self.outstanding} bytes more than it was granted")
         self.received += count
 
+    def unreceive(self, count: int) -> None:
+        """Bytes that had begun to arrive were lost on the way; their sender still counts them as sent."""
+        self.received -= count
+
     def hold(self, count: int) -> None:
         """Bytes that wait for their consumer; they make the next grant smaller."""
         self.held += count

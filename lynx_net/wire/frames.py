@@ -187,6 +187,11 @@ class FrameReader:
         """The segment whose payload is being read now."""
         return self._incoming[0].header if self._incoming else None
 
+    @property
+    def unfinished(self) -> list[SegmentHeader]:
+        """Segments that have a place and are not complete; of interest when the connection ends here."""
+        return [one.header for one in self._incoming if one.header is not None and one.view is not None]
+
     def buffers(self) -> list[memoryview]:
         """Views to be filled next, in order: what is missing of the payloads and, behind them, the next header."""
         self._check_usable()

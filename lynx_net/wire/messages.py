@@ -31,6 +31,7 @@ __all__ = [
     "Message",
     "OfferMessage",
     "Ping",
+    "Received",
     "Refuse",
     "Reject",
     "Request",
@@ -38,7 +39,7 @@ __all__ = [
     "encode_message",
 ]
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 MAX_DEPTH = 8
 """Containers inside one another, the message itself included."""
@@ -80,6 +81,8 @@ class Hello(Message):
         segment_bytes: the largest segment the sender of this message takes.
         initial_credit: bytes of stream 0 that may be sent with an offer before it is accepted.
         deadline_ms: silence after which the sender of this message gives its peer up.
+        received: None on the first connection of a lane; on a later one the number of frames that its sender
+            has received on this lane so far.
     """
 
     tag: ClassVar[str] = "hello"
@@ -91,6 +94,7 @@ class Hello(Message):
     segment_bytes: int
     initial_credit: int
     deadline_ms: int
+    received: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +173,15 @@ class Complete(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class Received(Message):
+    """So many frames of a lane have arrived since it was first opened; their sender may forget them."""
+
+    tag: ClassVar[str] = "received"
+    lane: int
+    frames: int
+
+
+@dataclass(frozen=True, slots=True)
 class Abort(Message):
     """Either side gives a transfer up; `code` is one of AbortCode."""
 
@@ -188,7 +201,7 @@ class Bye(Message):
 
 MESSAGE_TYPES: dict[str, type[Message]] = {
     kind.tag: kind
-    for kind in (Hello, Reject, Ping, Request, Refuse, OfferMessage, Accept, Credit, Complete, Abort, Bye)
+    for kind in (Hello, Reject, Ping, Request, Refuse, OfferMessage, Accept, Credit, Complete, Received, Abort, Bye)
 }
 _FIELD_TYPES: dict[str, tuple[type, ...]] = {
     "int": (int,),

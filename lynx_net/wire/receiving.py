@@ -233,6 +233,15 @@ class ReceiveState:
             page.handed_out += 1
         return events
 
+    def lost(self, header: SegmentHeader) -> None:
+        """The rest of a segment that was placed will not come: it counts as never begun, and will be sent again."""
+        page = self._pages.get(header.page)
+        page_stream = page.streams[header.stream] if page is not None else None
+        segment = header.offset // self.segment_bytes
+        if page_stream is not None and page_stream.segments[segment] == _STARTED:
+            page_stream.segments[segment] = 0
+            self.windows[header.stream].unreceive(header.length)
+
     def page_streams(self, page: int, stream: int) -> list[memoryview]:
         """The bytes of streams 0 to `stream` of a page that has been handed out; read-only by agreement."""
         held = self._handed_out(page, stream).streams[: stream + 1]

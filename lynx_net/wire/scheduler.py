@@ -257,6 +257,16 @@ class Scheduler:
         self._pay(HEADER_BYTES + len(chosen.data), now)
         return chosen
 
+    def again(self, frame: SendBytes, now: float) -> SendBytes | WaitUntil:
+        """A frame that was lost with its connection: it has its place already, so only pacing counts."""
+        header_bytes = 0
+        if frame.transfer is not None:
+            header_bytes = HEADER_BYTES
+            if self.pacer is not None and (ready_at := self.pacer.ready_at(now)) > now:
+                return WaitUntil(ready_at)
+        self._pay(header_bytes + len(frame.data), now)
+        return frame
+
     def _enter(self, queue: SendQueue, stream: int) -> None:
         key = (stream, queue.deadline_s)
         if key not in self._turns:

@@ -45,6 +45,7 @@ Ended = TransferComplete | TransferDelivered | TransferFailed
 class Wire:
     """One direction of one lane: bytes on their way, and the reader at their end."""
 
+    lane: int
     data: bytearray
     reader: FrameReader
     waiting: SegmentHeader | None = None
@@ -59,6 +60,7 @@ class Side:
         self.now = 0.0
         self.core = LinkCore(
             link="the link",
+            lanes=lanes,
             initiator=initiator,
             config=config,
             peer_segment_bytes=peer.segment_bytes,
@@ -69,7 +71,7 @@ class Side:
             rate_bps=None,
             now=0.0,
         )
-        self.out = [Wire(bytearray(), FrameReader()) for _ in range(lanes)]
+        self.out = [Wire(lane, bytearray(), FrameReader()) for lane in range(lanes)]
         self.inbound: list[Wire] = []
         self.offers: list[OfferReceived] = []
         self.to_decode: list[PageArrived] = []
@@ -188,12 +190,14 @@ class Side:
                 match frame:
                     case ControlFrame(payload):
                         self.handle(self.core.message(decode_message(payload), self.now))
+                        self.core.frames_received(lane, 1)
                     case SegmentStart(header):
                         if not self.place(wire, header):
                             del wire.data[:used]
                             return True
                     case SegmentFrame(header, payload):
                         self.arrive(header, payload)
+                        self.core.frames_received(lane, 1)
         del wire.data[:used]
         return True
 
@@ -211,6 +215,7 @@ class Side:
         wire.waiting = None
         for done in wire.reader.deliver_to(view):
             self.arrive(done.header, done.payload)
+            self.core.frames_received(wire.lane, 1)
         return True
 
 
@@ -243,6 +248,16 @@ class Pair:
                 return True
         return False
 
+    def lose(self, lane: int) -> None:
+        """The connection of a lane is lost with all that was on its way, and the lane is opened again."""
+        for side in self.sides:
+            wire = side.inbound[lane]
+            side.core.lane_lost(wire.reader.unfinished)
+            wire.data.clear()
+            wire.reader, wire.waiting = FrameReader(), None
+        for side, other in (self.sides, self.sides[::-1]):
+            side.core.lane_reopened(lane, other.core.received_frames(lane), side.now)
+
     def settle(self, *, take: bool = True, decode: bool = True) -> None:
         """Move and let both applications work until nothing happens any more."""
         while True:
@@ -271,3 +286,6 @@ class Pair:
             assert not side.core.scheduler._queues
             assert not side.core.scheduler.has_work()
             assert not side.core.scheduler._order
+            for record in side.core._lanes:
+                assert not record.resend
+                assert all(frame.transfer is None for frame in record._log)

@@ -53,7 +53,7 @@ EMPTY = CacheLayout(layers=1, tokens=0, heads=1, key_size=4, value_size=4)
 
 
 def make_side(*, initiator: bool = True, peer: LinkConfig = CONFIG, **settings: Any) -> Side:
-    return Side(initiator=initiator, lanes=1, config=replace(CONFIG, **settings), peer=peer)
+    return Side(initiator=initiator, lanes=2, config=replace(CONFIG, **settings), peer=peer)
 
 
 def said(side: Side) -> list[Message]:
@@ -331,7 +331,7 @@ def test_ping_does_nothing(message: Message) -> None:
     assert said(side) == []
 
 
-@pytest.mark.parametrize("message", [Hello(1, b"", b"", 0, 1, 4096, 0, 1), Reject("no")], ids=["hello", "reject"])
+@pytest.mark.parametrize("message", [Hello(1, b"", b"", 0, 1, 4096, 0, 1, None), Reject("no")], ids=["hello", "reject"])
 def test_a_handshake_on_a_link_that_is_up(message: Message) -> None:
     with pytest.raises(RemoteProtocolError, match="already up"):
         hear(make_side(), message)
@@ -476,6 +476,7 @@ def test_the_segment_size_is_what_both_sides_and_the_rate_allow(
     side = make_side()
     core = connection.LinkCore(
         link="x",
+        lanes=1,
         initiator=True,
         config=LinkConfig(segment_bytes=ours),
         peer_segment_bytes=peers,

@@ -38,6 +38,7 @@ from lynx_net.wire.messages import (
     Message,
     OfferMessage,
     Ping,
+    Received,
     Refuse,
     Reject,
     Request,
@@ -51,7 +52,7 @@ GOLDEN = Path(__file__).parent / "golden"
 LAYOUT = CacheLayout(layers=1, tokens=2, heads=2, key_size=3, value_size=0, page_tokens=2, raw_head=1, raw_tail=0)
 """One page, whose streams have 4097 and 0 bytes."""
 
-HELLO = Hello(1, bytes(range(16)), bytes(range(8)), 0, 1, 4096, 5000, 6000)
+HELLO = Hello(2, bytes(range(16)), bytes(range(8)), 0, 1, 4096, 5000, 6000, None)
 MESSAGES: list[Message] = [
     HELLO,
     Reject("version: this side speaks 1, the peer 2"),
@@ -62,6 +63,7 @@ MESSAGES: list[Message] = [
     Accept(1),
     Credit(1, 0, 33_554_432),
     Complete(1),
+    Received(0, 128),
     Abort(1, AbortCode.INTEGRITY, "checksum mismatch in transfer 1, layer 0 (key), stream 0"),
     Bye("closed"),
 ]

@@ -69,7 +69,7 @@ WRONG_VALUES: dict[str, list[Any]] = {
     "dict[str, Any]": [[], "text", None, 1],
 }
 EXAMPLES: list[m.Message] = [
-    m.Hello(1, b"l" * 16, b"i" * 8, 0, 1, 4096, 0, 5000),
+    m.Hello(1, b"l" * 16, b"i" * 8, 0, 1, 4096, 0, 5000, None),
     m.Reject("no"),
     m.Request("r", {}),
     m.Refuse("r", "no"),
@@ -77,6 +77,7 @@ EXAMPLES: list[m.Message] = [
     m.Accept(1),
     CREDIT,
     m.Complete(1),
+    m.Received(0, 64),
     m.Abort(1, 1, "why"),
     m.Bye("done"),
 ]

@@ -9,9 +9,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from pairkit import Pair, Side
 from wirekit import LAYOUT, STREAMS
 
+from lynx_net.errors import RemoteProtocolError
 from lynx_net.wire.connection import OfferReceived, TransferDelivered, TransferFailed
 from lynx_net.wire.layout import CacheLayout
-from lynx_net.wire.messages import AbortCode
+from lynx_net.wire.messages import AbortCode, Received
 from lynx_net.wire.receiving import LayerReady, StreamReady, TransferComplete
 
 EMPTY = CacheLayout(layers=2, tokens=0, heads=1, key_size=4, value_size=4)
@@ -47,6 +48,10 @@ class TwoCores(RuleBasedStateMachine):
     def move(self, count: int) -> None:
         for _ in range(count):
             self.pair.move()
+
+    @rule(lane=st.integers(0, 2))
+    def lose(self, lane: int) -> None:
+        self.pair.lose(lane % self.pair.lanes)
 
     @rule(side=st.integers(0, 1), index=st.integers(0, 100))
     def take(self, side: int, index: int) -> None:
@@ -201,3 +206,42 @@ def test_a_thousand_transfers_leave_nothing_behind() -> None:
         pair.settle()
         assert transfer in pair.left.ended
     pair.check_empty()
+
+
+def test_a_connection_lost_again_and_again_costs_only_what_was_on_its_way() -> None:
+    """Lost after every few frames, in the middle of them, also while lost frames are being sent again."""
+    for seed in range(20):
+        pair = Pair(2, seed)
+        transfers = [pair.left.offer() for _ in range(3)]
+        for _ in range(30):
+            for _ in range(pair.random.randrange(12)):
+                pair.move()
+            for side in pair.sides:
+                while side.offers:
+                    side.take()
+                while side.to_decode:
+                    side.decode(0)
+            pair.lose(pair.random.randrange(2))
+        pair.settle()
+        for transfer in transfers:
+            assert pair.left.ended[transfer] == TransferDelivered(transfer)
+            assert pair.right.ended[transfer] == TransferComplete(transfer)
+        assert pair.left.core.resent_frames
+        pair.check_empty()
+
+
+def test_a_count_that_cannot_be_ends_the_link() -> None:
+    pair = Pair(1)
+    pair.left.offer()
+    pair.settle()
+    core, count = pair.left.core, pair.right.core.received_frames(0)
+    core.message(Received(0, 2), 0.0)
+    core.message(Received(0, 1), 0.0)  # old news
+    for wrong, why in ((count + 1, f"{count} were sent"), (1, "confirmed 2")):
+        with pytest.raises(RemoteProtocolError, match=why):
+            core.lane_reopened(0, wrong, 0.0)
+    with pytest.raises(RemoteProtocolError, match="confirms"):
+        core.message(Received(0, count + 1), 0.0)
+    with pytest.raises(RemoteProtocolError, match="which the link has not"):
+        core.message(Received(1, 0), 0.0)
+    core.lane_reopened(0, count, 0.0)

@@ -32,12 +32,24 @@ MESSAGE_TYPES = (
     m.Accept,
     m.Credit,
     m.Complete,
+    m.Received,
     m.Abort,
     m.Bye,
 )
 
 any_message = st.one_of(
-    st.builds(m.Hello, number, st.binary(max_size=20), st.binary(max_size=20), number, number, number, number, number),
+    st.builds(
+        m.Hello,
+        number,
+        st.binary(max_size=20),
+        st.binary(max_size=20),
+        number,
+        number,
+        number,
+        number,
+        number,
+        st.none() | number,
+    ),
     st.builds(m.Reject, text),
     st.builds(m.Ping),
     st.builds(m.Request, text, table),
@@ -45,6 +57,7 @@ any_message = st.one_of(
     st.builds(m.OfferMessage, number, text, table, text, table, number, number, table, st.none() | number),
     st.builds(m.Accept, number),
     st.builds(m.Credit, number, number, number),
+    st.builds(m.Received, number, number),
     st.builds(m.Complete, number),
     st.builds(m.Abort, number, number, text),
     st.builds(m.Bye, text),

@@ -1,0 +1,99 @@
+"""What is known of one lane across all the connections it has had: the basis of resuming it.
+
+Rules:
+
+1. Both sides count the frames of a lane, each direction by itself, from its first connection on; a segment of a burst
+   counts by itself, the handshake does not count.
+2. A receiver confirms its count now and then, and states it when the lane is re-opened. What a sender has sent beyond
+   that count was lost with the connection, and is sent again, in order, before anything new on this lane.
+3. A frame of a transfer that has ended meanwhile is replaced by a ping, since its buffer may be in use again.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from typing import TYPE_CHECKING
+
+from lynx_net.errors import RemoteProtocolError
+from lynx_net.wire.frames import pack_control
+from lynx_net.wire.messages import Ping, encode_message
+from lynx_net.wire.scheduler import SendBytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["CONFIRM_EVERY_FRAMES", "LaneRecord"]
+
+CONFIRM_EVERY_FRAMES = 64
+"""A sender remembers about as many frames; fewer would cost more control frames."""
+
+_INSTEAD = SendBytes(pack_control(encode_message(Ping())))
+
+
+class LaneRecord:
+    """Counts and unconfirmed frames of one lane."""
+
+    def __init__(self) -> None:
+        self.received = 0
+        """Whole frames received."""
+        self.resend: deque[SendBytes] = deque()
+        """To be sent again; they are in the log as well."""
+        self._told = 0
+        self._log: deque[SendBytes] = deque()
+        self._confirmed = 0
+
+    def sent(self, frame: SendBytes) -> None:
+        """A frame was handed to the connection for the first time."""
+        self._log.append(frame)
+
+    def count(self, frames: int) -> bool:
+        """Frames were received; True if the peer should be told how many by now."""
+        self.received += frames
+        if self.received - self._told < CONFIRM_EVERY_FRAMES:
+            return False
+        self._told = self.received
+        return True
+
+    def confirm(self, frames: int) -> None:
+        """The peer has received so many; fewer than before is old news that was sent again.
+
+        Raises:
+            RemoteProtocolError: more than were sent.
+        """
+        for _ in range(self._new(frames)):
+            self._log.popleft()
+            self._confirmed += 1
+
+    def reopen(self, peer_received: int) -> int:
+        """The lane has a new connection and the peer this count; returns how many frames go again (rule 2).
+
+        Raises:
+            RemoteProtocolError: fewer than it has confirmed, or more than were sent.
+        """
+        if self._new(peer_received) < 0:
+            raise RemoteProtocolError(f"the peer has {peer_received} frames of a lane and confirmed {self._confirmed}")
+        self.confirm(peer_received)
+        self.resend = deque(self._log)
+        self._told = self.received
+        return len(self.resend)
+
+    def _new(self, frames: int) -> int:
+        """Frames that this count confirms first."""
+        new = frames - self._confirmed
+        sent = len(self._log) - len(self.resend)
+        if new > sent:
+            raise RemoteProtocolError(
+                f"the peer confirms {frames} frames of a lane on which {self._confirmed + sent} were sent"
+            )
+        return new
+
+    def forget(self, transfer: int) -> None:
+        """Rule 3; afterwards no buffer of the transfer is held here."""
+        for frames in (self._log, self.resend):
+            for index in list(_positions(frames, transfer)):
+                frames[index] = _INSTEAD
+
+
+def _positions(frames: deque[SendBytes], transfer: int) -> Iterator[int]:
+    return itertools.compress(itertools.count(), (frame.transfer == transfer for frame in frames))
