@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import select
 import socket
@@ -15,7 +16,7 @@ import struct
 import threading
 from typing import TYPE_CHECKING
 
-from lynx_net.aio.pump import Pump, PumpOwner, handle_control, handle_segment, never_offered
+from lynx_net.aio.pump import Pump, PumpOwner, class_of, handle_control, handle_segment, never_offered
 from lynx_net.errors import ConnectionLostError, LynxError
 from lynx_net.transport.base import lost
 from lynx_net.wire.connection import SegmentAwaitsOffer
@@ -142,7 +143,7 @@ class ThreadPump(Pump):
             self._loop.call_exception_handler({"message": "lynx_net link thread failed", "exception": failure})
 
     def _send_loop(self, index: int) -> None:
-        owner, sock = self.owner, self._sockets[index]
+        owner = self.owner
         batch: list[SendBytes] = []
         least_bytes = batch_bytes = owner.core.segment_bytes
         while True:
@@ -153,7 +154,7 @@ class ThreadPump(Pump):
             if not batch:
                 return
             began_s = owner.clock()
-            _send_all(sock, seal(batch))
+            self._send(index, batch)
             took_s = owner.clock() - began_s
             if took_s > _BATCH_S:
                 batch_bytes = max(batch_bytes // 2, least_bytes)
@@ -182,6 +183,14 @@ class ThreadPump(Pump):
             self._conditions[index].wait(timeout)
             self._sleeping.discard(index)
         return []
+
+    def _send(self, index: int, batch: list[SendBytes]) -> None:
+        """Send it all at once, or one class after the other where the lane marks them."""
+        lane, sock = self.lanes[index], self._sockets[index]
+        parts = [list(run) for _, run in itertools.groupby(batch, class_of)] if lane.marks_classes else [batch]
+        for part in parts:
+            lane.mark(class_of(part[0]))
+            _send_all(sock, seal(part))
 
     def _receive_loop(self, index: int) -> None:
         sock, peer = self._sockets[index], self.lanes[index].peer
