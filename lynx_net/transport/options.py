@@ -84,7 +84,8 @@ class SocketOptions:
         send_buffer_bytes: bytes the kernel may hold unsent or unacknowledged on a lane (SO_SNDBUF); None lets it
             choose and grow. On Unix sockets it bounds what the peer has not read.
         congestion_control: name of the algorithm (TCP_CONGESTION), for example "cubic" or "bbr".
-        keepalive: probes on a silent connection; None sends none. The link has pings of its own (`LinkConfig.deadline_s`).
+        keepalive: probes on a silent connection; None sends none. The link has pings of its own
+            (`LinkConfig.deadline_s`).
         user_timeout_s: seconds that sent bytes may stay unacknowledged before the kernel drops the connection
             (TCP_USER_TIMEOUT, whole milliseconds), also when the link has closed it already; None leaves it to the
             kernel's retries, about 15 minutes.
@@ -131,8 +132,8 @@ class SocketOptions:
         self._check_local_addresses()
         if not 1 <= self.kernel_rate_bytes_per_s <= MAX_PACING_BYTES_PER_S:
             raise LocalProtocolError(
-                f"kernel_rate {self.kernel_rate!r} does not fit: SO_MAX_PACING_RATE is a 32-bit number of bytes per second, "
-                f"so that a lane is paced to 8 bit/s to {MAX_PACING_BYTES_PER_S * 8 / 1e9:.2f} Gbit/s; "
+                f"kernel_rate {self.kernel_rate!r} does not fit: SO_MAX_PACING_RATE is a 32-bit number of bytes per "
+                f"second, so that a lane is paced to 8 bit/s to {MAX_PACING_BYTES_PER_S * 8 / 1e9:.2f} Gbit/s; "
                 "take more lanes, or pace the link with `rate`"
             )
 

@@ -138,12 +138,8 @@ class ClassMarks:
                 self.set(stream)
             except OSError as error:
                 index = 0 if stream is None else stream + 1
-                dscp, priority = self._marks[index]
-                marks = " and ".join(
-                    f"{name} {value}"
-                    for name, value in (("DSCP", dscp), ("SO_PRIORITY", priority))
-                    if value is not None
-                )
+                named = zip(("DSCP", "SO_PRIORITY"), self._marks[index], strict=True)
+                marks = " and ".join(f"{name} {value}" for name, value in named if value is not None)
                 raise _refused(f"{marks} of {_CLASS_NAMES[index]}", error) from error
 
 

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import errno
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lynx_net.errors import ConnectionFailedError, ConnectionLostError, LynxError
 from lynx_net.transport.base import Address, Lane, Listener, SocketOptions, Transport, failed, lost
@@ -138,7 +138,7 @@ def _tcp_lane(sock: socket.socket, options: SocketOptions) -> SocketLane:
     return lane
 
 
-def _tcp_url(name: tuple[str, int] | tuple[str, int, int, int]) -> str:
+def _tcp_url(name: tuple[Any, ...]) -> str:
     """The URL of a socket's name: with the interface of a link-local address, IPv4 as IPv4."""
     host, port = name[:2]
     if len(name) == 4 and name[3] and "%" not in host:
@@ -151,17 +151,28 @@ def _tcp_url(name: tuple[str, int] | tuple[str, int, int, int]) -> str:
     return str(Address("tcp", host, port))
 
 
-async def _resolve_host(host: str, port: int) -> list[tuple[int, int, int, str, tuple[str, int]]]:
-    """getaddrinfo for stream sockets; an address in figures costs no thread, and keeps its interface on any loop."""
+async def _resolve_host(host: str, port: int | None) -> list[tuple[int, tuple[Any, ...]]]:
+    """Families and socket names of a host; raises OSError.
+
+    An address in figures costs no thread, and keeps its interface: not every event loop leaves it on.
+    """
     flags = socket.AI_PASSIVE | socket.AI_NUMERICHOST
     try:
-        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
     except socket.gaierror:
+        address, percent, interface = host.partition("%")
+        if percent:
+            raise OSError(f"{address} is no IPv6 address, or {interface} no interface of this machine") from None
         loop = asyncio.get_running_loop()
-        return await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except UnicodeError as error:
+        raise OSError(f"this cannot be a host name: {error}") from error
+    if any(len(target) == 4 and target[0].startswith("fe80:") and not target[3] for *_, target in found):
+        raise OSError(f"a link-local address needs its interface, as in [{host}%eth0]")
+    return [(family, target) for family, _, _, _, target in found]
 
 
-def _bind(sock: socket.socket, target: tuple[object, ...], what: str) -> None:
+def _bind(sock: socket.socket, target: tuple[Any, ...], what: str) -> None:
     try:
         sock.bind(target)
     except OSError as error:
@@ -213,21 +224,20 @@ class TcpTransport(Transport):
         what = f"connect to {address}"
         options.check_usable(f"connecting to {address}", _CONNECTING)
         source = None
-        if options.local_addresses:
-            source = (await _resolve_host(options.local_addresses[0], 0))[0]
-            what += f" from {options.local_addresses[0]}"
         loop = asyncio.get_running_loop()
-        assert address.port is not None
         try:
+            if options.local_addresses:
+                what += f" from {options.local_addresses[0]}"
+                source = (await _resolve_host(options.local_addresses[0], 0))[0]
             candidates = await _resolve_host(address.host, address.port)
         except OSError as error:
             raise failed(what, error) from error
         problem = OSError("no address of the same IP version")
-        for family, kind, protocol, _, target in candidates:
+        for family, target in candidates:
             if source is not None and source[0] != family:
                 continue
             try:
-                sock = socket.socket(family, kind, protocol)
+                sock = socket.socket(family, socket.SOCK_STREAM)
             except OSError as error:
                 problem = error
                 continue
@@ -235,7 +245,7 @@ class TcpTransport(Transport):
                 sock.setblocking(False)
                 set_tcp_options(sock, options)
                 if source is not None:
-                    _bind(sock, source[4], what)
+                    _bind(sock, source[1], what)
                 await loop.sock_connect(sock, target)
             except OSError as error:
                 sock.close()
@@ -250,10 +260,9 @@ class TcpTransport(Transport):
     async def listen(self, address: Address, options: SocketOptions) -> Listener:
         what = f"listen on {address}"
         options.check_usable(f"listening on {address}", _LISTENING)
-        assert address.port is not None
         try:
-            family, kind, protocol, _, target = (await _resolve_host(address.host, address.port))[0]
-            sock = socket.socket(family, kind, protocol)
+            family, target = (await _resolve_host(address.host, address.port))[0]
+            sock = socket.socket(family, socket.SOCK_STREAM)
         except OSError as error:
             raise failed(what, error) from error
         try:

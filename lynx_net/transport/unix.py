@@ -37,7 +37,7 @@ class UnixTransport(Transport):
     async def connect(self, address: Address, options: SocketOptions) -> Lane:
         what = f"connect to {address}"
         options.check_usable(f"connecting to {address}", _CONNECTING)
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock = _new_socket(what)
         try:
             sock.setblocking(False)
             set_send_buffer(sock, options.send_buffer_bytes)
@@ -57,13 +57,12 @@ class UnixTransport(Transport):
 
     async def listen(self, address: Address, options: SocketOptions) -> Listener:
         what = f"listen on {address}"
-        options.check_usable(f"listening on {address}", _LISTENING)
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        abstract = address.host.startswith("@")  # has no file
+        options.check_usable(f"listening on {address}", _CONNECTING if abstract else _LISTENING)
+        sock = _new_socket(what)
         try:
             set_send_buffer(sock, options.send_buffer_bytes)
-            if address.host.startswith("@"):
-                if options.unix_mode is not None:
-                    options.check_usable(f"{address}, which has no file", _CONNECTING)
+            if abstract:
                 sock.bind(_socket_name(address))
                 sock.listen(BACKLOG)
             else:
@@ -110,6 +109,13 @@ class UnixListener(SocketListener):
                 if _identity(self._path) == self._file:
                     os.unlink(self._path)
         super().close()
+
+
+def _new_socket(what: str) -> socket.socket:
+    try:
+        return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    except OSError as error:
+        raise failed(what, error) from error
 
 
 def _socket_name(address: Address) -> str | bytes:
