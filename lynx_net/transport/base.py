@@ -156,7 +156,8 @@ def failed(what: str, error: OSError) -> ConnectionFailedError:
     elif error.errno == errno.EADDRINUSE:
         reason = "the address is taken by another process"
     else:
-        reason = error.strerror or str(error)
+        # Not `strerror`: event loops put texts of their own there.
+        reason = str(error) if error.errno is None else os.strerror(error.errno)
     return ConnectionFailedError(f"cannot {what}: {reason}")
 
 

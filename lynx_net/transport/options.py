@@ -92,8 +92,8 @@ class SocketOptions:
         local_addresses: IP addresses of this machine; lane i leaves from address i modulo their number. Connecting
             sides only.
         dscp: differentiated services code point of each class, 0 to 63 (IP_TOS, IPV6_TCLASS; RFC 2474).
-        priority: SO_PRIORITY of each class, for the queueing discipline of this machine; above 6 needs
-            CAP_NET_ADMIN. Without it the kernel derives one from the code point.
+        priority: SO_PRIORITY of each class, for the queueing discipline of this machine; above 6 it needs
+            CAP_NET_ADMIN (or, in newer kernels, CAP_NET_RAW). Where it is None, the kernel derives one from `dscp`.
         kernel_rate: the kernel paces each lane to this (SO_MAX_PACING_RATE): "10Gbit", "1.25GB/s", or bits per second
             as a number; at most 34.36 Gbit/s. It knows no classes; `rate` of `connect` and `serve` does.
         unix_mode: permission bits of the file of a listening Unix socket; None is 0o600, this user only.
@@ -167,9 +167,7 @@ class SocketOptions:
 
     def _check_local_addresses(self) -> None:
         if isinstance(self.local_addresses, str):
-            raise LocalProtocolError(
-                f"local_addresses is a sequence of addresses, not the text {self.local_addresses!r}"
-            )
+            raise LocalProtocolError(f"local_addresses must be a sequence of texts, not {self.local_addresses!r}")
         for address in self.local_addresses:
             try:
                 ipaddress.ip_address(address)

@@ -155,6 +155,8 @@ def _refused(what: str, error: OSError) -> LocalProtocolError:
     if what.startswith("TCP_CONGESTION") and error.errno == errno.ENOENT:
         with contextlib.suppress(OSError):
             hint = f"; this machine has {_CONGESTION_CONTROLS.read_text().strip()}"
-    elif error.errno == errno.EPERM:
-        hint = "; it needs CAP_NET_ADMIN"
+    elif what.startswith("TCP_CONGESTION") and error.errno == errno.EPERM:
+        hint = "; sysctl net.ipv4.tcp_allowed_congestion_control does not list it"
+    elif "SO_PRIORITY" in what and error.errno == errno.EPERM:
+        hint = "; above 6 it needs CAP_NET_ADMIN"
     return LocalProtocolError(f"the kernel refuses {what}: {error.strerror or error}{hint}")
