@@ -226,6 +226,28 @@ async def test_a_link_marks_what_it_sends(pump: Any, make_cache: Any, monkeypatc
     assert answered == {DSCP.control}
 
 
+@needs_root
+async def test_classes_that_are_ready_at_the_same_time_are_marked_apart(make_cache: Any, same: Any) -> None:
+    """A thread sends all it can get together, but not under one mark."""
+    sockets = SocketOptions(dscp=DSCP)
+    cache = make_cache(tokens=100)
+    async with lynx_net.serve("tcp://127.0.0.1:0") as server, lynx_net.connect(server.url, sockets=sockets) as link:
+        ((_, client_port),) = _connected_from(int(server.url.rpartition(":")[2]))
+        async with link.send("r", cache.layout) as sending:
+            await sending.write(0, cache.arrays[0, "key"], cache.arrays[0, "value"])
+            transfer = await anext(aiter(server))
+            await transfer.layer_ready(0)
+            await asyncio.sleep(0.1)  # by now the first layer has left, and there is credit for residuals
+            with Packets(client_port) as packets:
+                with link.lock:  # no thread takes anything before both classes are there
+                    await sending.write(1, cache.arrays[1, "key"], cache.arrays[1, "value"])
+                await transfer.complete
+                marks = [code_point for code_point, _ in packets.read()]
+    assert same(transfer.target, cache.decoded("lynx"))
+    assert {DSCP.anchor, DSCP.residual} <= set(marks)
+    assert marks.index(DSCP.anchor) < marks.index(DSCP.residual)
+
+
 # ---- local addresses
 
 
