@@ -88,7 +88,7 @@ class SocketOptions:
             (`LinkConfig.deadline_s`).
         user_timeout_s: seconds that sent bytes may stay unacknowledged before the kernel drops the connection
             (TCP_USER_TIMEOUT, whole milliseconds), also when the link has closed it already; None leaves it to the
-            kernel's retries, about 15 minutes.
+            kernel's retries.
         local_addresses: IP addresses of this machine; lane i leaves from address i modulo their number. Connecting
             sides only.
         dscp: differentiated services code point of each class, 0 to 63 (IP_TOS, IPV6_TCLASS; RFC 2474).
