@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import os
 import socket
 import stat
@@ -130,6 +129,8 @@ def _identity(path: str) -> tuple[int, int]:
 @contextlib.asynccontextmanager
 async def _directory_locked(address: Address, what: str) -> AsyncIterator[None]:
     """One server at a time looks at a path and takes it; a socket that is bound and does not listen yet looks dead."""
+    import fcntl  # here, so that the package can be imported on Windows
+
     directory = os.open(os.path.dirname(address.host), os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:
