@@ -8,6 +8,7 @@ from lynx_net.serdes.deserializer import ReceivedTransfer
 from lynx_net.serdes.links import KVLink, KVRequest, KVServer, connect, serve
 from lynx_net.serdes.serializer import Sending
 from lynx_net.serdes.target import HostCache, KVTarget
+from lynx_net.transport.options import Keepalive, PerClass, SocketOptions
 from lynx_net.wire.config import LinkConfig
 from lynx_net.wire.layout import CacheLayout
 
@@ -22,13 +23,16 @@ __all__ = [
     "KVRequest",
     "KVServer",
     "KVTarget",
+    "Keepalive",
     "Link",
     "LinkConfig",
     "LynxError",
     "Offer",
+    "PerClass",
     "Readiness",
     "ReceivedTransfer",
     "Sending",
+    "SocketOptions",
     "TransferStats",
     "__version__",
     "connect",

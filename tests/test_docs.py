@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from lynx_net import SocketOptions
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"^```(?P<language>\w+)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -24,6 +27,14 @@ def test_quick_start(capsys: pytest.CaptureFixture[str]) -> None:
     for (_, code), (_, expected) in zip(found[::2], found[1::2], strict=True):
         exec(compile(code, "docs/quickstart.md", "exec"), namespace)
         assert capsys.readouterr().out == expected, code
+
+
+def test_every_socket_option_is_documented() -> None:
+    text = (ROOT / "docs" / "sockets.md").read_text("utf-8")
+    missing = [
+        field.name for field in fields(SocketOptions) if not re.search(rf"^\| `{field.name}\b", text, re.MULTILINE)
+    ]
+    assert missing == []
 
 
 @pytest.mark.parametrize("file", ["README.md", "docs/quickstart.md"])

@@ -49,6 +49,7 @@ class Endpoint(Generic[LinkT]):
         make_link: makes a link of its parts.
         config: settings of this side.
         rate: pacing of each link, e.g. "10Gbit"; None is unpaced.
+        sockets: what is set on the sockets of every lane.
 
     Links go by `time.monotonic`, or by the clock of the event loop if it has a virtual one (lynx_net.testing).
     """
@@ -59,11 +60,12 @@ class Endpoint(Generic[LinkT]):
         *,
         config: LinkConfig,
         rate: str | float | None,
+        sockets: SocketOptions | None = None,
     ) -> None:
         self.config = config
         self._rate_bps = parse_rate(rate)
         self._make_link = make_link
-        self._socket_options = SocketOptions(config.notsent_lowat_bytes, config.receive_buffer_bytes)
+        self._sockets = sockets or SocketOptions()
         self._clock: Callable[[], float] = getattr(asyncio.get_running_loop(), "virtual_clock", time.monotonic)
         self.incarnation = secrets.token_bytes(8)
         # One lock for all links, since they share the credit book and threads of any link may change it.
@@ -104,7 +106,7 @@ class Endpoint(Generic[LinkT]):
         self, address: Address, key: bytes, index: int, lanes: int, opened: list[Lane], received: int | None = None
     ) -> Hello:
         transport = transport_for(address)
-        lane = await transport.connect(address, self._socket_options)
+        lane = await transport.connect(address, self._sockets.for_lane(index))
         opened.append(lane)
         await send_message(lane, make_hello(self.config, key, self.incarnation, index, lanes, received))
         return await read_hello(lane)
@@ -130,7 +132,7 @@ class Endpoint(Generic[LinkT]):
     async def serve(self, url: str) -> Server[LinkT]:
         """Bind an address and accept links; raises ConnectionFailedError at once if it is taken."""
         address = Address.parse(url)
-        listener = await transport_for(address).listen(address, self._socket_options)
+        listener = await transport_for(address).listen(address, self._sockets)
         return Server(self, listener)
 
     async def close(self) -> None:

@@ -157,6 +157,7 @@ class LoopPump(Pump):
                 chosen = owner.core.next_send(index, now)
             match chosen:
                 case SendBytes():
+                    lane.mark(class_of(chosen))
                     await lane.send(seal([chosen]))
                     with owner.lock:
                         owner.sent(chosen)
@@ -209,6 +210,11 @@ class LoopPump(Pump):
                         await self._offers.wait()
                 except TimeoutError:
                     raise never_offered(header) from None
+
+
+def class_of(chosen: SendBytes) -> int | None:
+    """The class of a frame for `Lane.mark`: the stream of a segment, None for control."""
+    return None if chosen.transfer is None else chosen.stream
 
 
 def handle_control(owner: PumpOwner, payload: bytes) -> None:

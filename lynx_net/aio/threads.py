@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import select
 import socket
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 from lynx_net.aio.pump import (
     Pump,
     PumpOwner,
+    class_of,
     handle_control,
     handle_segment,
     never_offered,
@@ -190,7 +192,7 @@ class ThreadPump(Pump):
         connection.ended.set()
 
     def _send_loop(self, connection: _Connection) -> None:
-        owner, sock = self.owner, connection.sock
+        owner = self.owner
         batch: list[SendBytes] = []
         least_bytes = batch_bytes = owner.core.segment_bytes
         while True:
@@ -201,7 +203,7 @@ class ThreadPump(Pump):
             if not batch:
                 return
             began_s = owner.clock()
-            _send_all(sock, seal(batch))
+            self._send(connection, batch)
             took_s = owner.clock() - began_s
             if took_s > _BATCH_S:
                 batch_bytes = max(batch_bytes // 2, least_bytes)
@@ -230,6 +232,14 @@ class ThreadPump(Pump):
             connection.may_send.wait(timeout)
             connection.sleeping = False
         return []
+
+    def _send(self, connection: _Connection, batch: list[SendBytes]) -> None:
+        """Send it all at once, or one class after the other where the lane marks them."""
+        lane, sock = connection.lane, connection.sock
+        parts = [list(run) for _, run in itertools.groupby(batch, class_of)] if lane.marks_classes else [batch]
+        for part in parts:
+            lane.mark(class_of(part[0]))
+            _send_all(sock, seal(part))
 
     def _receive_loop(self, connection: _Connection) -> None:
         sock, reader = connection.sock, connection.reader

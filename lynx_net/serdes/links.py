@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from lynx_net.aio.link import LinkParts, MakeIncoming
     from lynx_net.aio.transfer import Offer
     from lynx_net.serdes.target import KVTarget
+    from lynx_net.transport import SocketOptions
     from lynx_net.wire.layout import CacheLayout
 
 __all__ = ["KVLink", "KVRequest", "KVServer", "connect", "serve"]
@@ -99,9 +100,13 @@ class _KVEndpoint(Endpoint[KVLink]):
     """An endpoint whose transfers are coded in one worker thread of its own."""
 
     def __init__(
-        self, allocate: Callable[[Offer], KVTarget] | None, config: LinkConfig | None, rate: str | float | None
+        self,
+        allocate: Callable[[Offer], KVTarget] | None,
+        config: LinkConfig | None,
+        rate: str | float | None,
+        sockets: SocketOptions | None,
     ) -> None:
-        super().__init__(self._make_kv_link, config=config or LinkConfig(), rate=rate)
+        super().__init__(self._make_kv_link, config=config or LinkConfig(), rate=rate, sockets=sockets)
         self._allocate = allocate or (lambda offer: HostCache(offer.layout))
         # In virtual time nothing waits for threads, so the work is done in place.
         virtual = hasattr(asyncio.get_running_loop(), "virtual_clock")
@@ -127,16 +132,18 @@ async def connect(
     rate: str | float | None = None,
     lanes: int = 1,
     config: LinkConfig | None = None,
+    sockets: SocketOptions | None = None,
     allocate: Callable[[Offer], KVTarget] | None = None,
 ) -> AsyncIterator[KVLink]:
     """Open a link to a serving peer: `async with connect("tcp://host:7000") as link`.
 
     Args:
-        url: "tcp://host:port" or, inside one process, "memory://name".
+        url: "tcp://host:port"; inside one machine "unix:///path" or "unix://@name"; inside one process "memory://name".
         rate: pace what this side sends, all lanes together: "100Mbit", "1.25GB/s", bits per second as a
             number; None does not pace.
         lanes: connections to open.
         config: deadlines, windows and sizes.
+        sockets: buffers, local addresses, marks per class and whatever else is set on sockets (docs/sockets.md).
         allocate: gives the memory for a cache that the peer offers; plain numpy arrays by default. Raising a
             LynxError declines the transfer.
 
@@ -144,8 +151,9 @@ async def connect(
 
     Raises:
         ConnectionFailedError, HandshakeError, PeerTimeoutError: there is no link.
+        LocalProtocolError: an argument is wrong, or the kernel refuses one of the socket options.
     """
-    endpoint = _KVEndpoint(allocate, config, rate)
+    endpoint = _KVEndpoint(allocate, config, rate, sockets)
     try:
         yield await endpoint.connect(url, lanes=lanes)
     finally:
@@ -158,6 +166,7 @@ async def serve(
     *,
     rate: str | float | None = None,
     config: LinkConfig | None = None,
+    sockets: SocketOptions | None = None,
     allocate: Callable[[Offer], KVTarget] | None = None,
 ) -> AsyncIterator[KVServer]:
     """Accept links on an address: `async with serve("tcp://127.0.0.1:7000") as server`.
@@ -167,8 +176,9 @@ async def serve(
 
     Raises:
         ConnectionFailedError: the address cannot be bound.
+        LocalProtocolError: an argument is wrong, or the kernel refuses one of the socket options.
     """
-    endpoint = _KVEndpoint(allocate, config, rate)
+    endpoint = _KVEndpoint(allocate, config, rate, sockets)
     try:
         server = await endpoint.serve(url)
         try:

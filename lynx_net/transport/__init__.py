@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING
 from lynx_net.errors import LocalProtocolError
 from lynx_net.transport.base import Address, Lane, Listener, SocketOptions, Transport
 from lynx_net.transport.memory import MemoryTransport
+from lynx_net.transport.options import Keepalive, PerClass
 from lynx_net.transport.tcp import TcpTransport
+from lynx_net.transport.unix import UnixTransport
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Address", "Lane", "Listener", "SocketOptions", "Transport", "transport_for"]
+__all__ = ["Address", "Keepalive", "Lane", "Listener", "PerClass", "SocketOptions", "Transport", "transport_for"]
 
-_SCHEMES: dict[str, Callable[[], Transport]] = {"memory": MemoryTransport, "tcp": TcpTransport}
+_SCHEMES: dict[str, Callable[[], Transport]] = {"memory": MemoryTransport, "tcp": TcpTransport, "unix": UnixTransport}
 
 
 def transport_for(address: Address) -> Transport:

@@ -6,12 +6,14 @@ A transport knows nothing of frames. It maps operating system errors to `LynxErr
 from __future__ import annotations
 
 import errno
+import os
 import socket
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lynx_net.errors import ConnectionFailedError, ConnectionLostError, LocalProtocolError, LynxError
+from lynx_net.transport.options import SocketOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,9 +21,13 @@ if TYPE_CHECKING:
 __all__ = ["Address", "Lane", "Listener", "SocketOptions", "Transport", "failed", "lost"]
 
 
+MAX_UNIX_PATH_BYTES = 107
+"""`sockaddr_un` has room for this and a zero."""
+
+
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A parsed URL: scheme, host (or name), and port (None where the scheme has none)."""
+    """A parsed URL: scheme, host (or name, or path), and port (None where the scheme has none)."""
 
     scheme: str
     host: str
@@ -29,35 +35,32 @@ class Address:
 
     @classmethod
     def parse(cls, url: str) -> Address:
-        """Read "tcp://host:port", "tcp://[::1]:port" or "memory://name"."""
+        """Read "tcp://host:port", "tcp://[::1]:port", "unix:///path", "unix://@name" or "memory://name"."""
         scheme, separator, rest = url.partition("://")
         if not separator or not scheme or not rest:
             raise LocalProtocolError(f"{url!r} is not an address; write for example tcp://127.0.0.1:7000")
         if scheme == "memory":
             return cls(scheme, rest, None)
+        if scheme == "unix":
+            if rest[0] not in "/@" or rest in ("/", "@") or "\0" in rest:
+                raise LocalProtocolError(f"{url!r} is no address; write unix:///absolute/path or unix://@abstract-name")
+            if len(os.fsencode(rest)) > MAX_UNIX_PATH_BYTES:
+                raise LocalProtocolError(f"{url!r} is too long: a Unix address has at most {MAX_UNIX_PATH_BYTES} bytes")
+            return cls(scheme, rest, None)
         host, colon, port = rest.rpartition(":")
-        host = host.removeprefix("[").removesuffix("]")
-        if not colon or not host or not port.isdigit() or int(port) > 0xFFFF:
+        if host.startswith("[") and host.endswith("]"):
+            host = host[1:-1]
+        elif ":" in host:
+            raise LocalProtocolError(f"{url!r}: an IPv6 address needs brackets; write for example tcp://[::1]:7000")
+        if not colon or not host or not port.isdecimal() or int(port) > 0xFFFF:
             raise LocalProtocolError(f"{url!r} lacks a host or a port; write for example tcp://127.0.0.1:7000")
         return cls(scheme, host, int(port))
 
     def __str__(self) -> str:
+        if self.port is None:
+            return f"{self.scheme}://{self.host}"
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{self.scheme}://{host}" + ("" if self.port is None else f":{self.port}")
-
-
-@dataclass(frozen=True, slots=True)
-class SocketOptions:
-    """What a transport sets on its connections, where it has such a thing.
-
-    Attributes:
-        notsent_lowat_bytes: bytes the kernel may hold unsent (TCP_NOTSENT_LOWAT).
-        receive_buffer_bytes: bytes the kernel may hold that were not read yet (SO_RCVBUF); None lets
-            the kernel choose and grow it.
-    """
-
-    notsent_lowat_bytes: int = 128 * 1024
-    receive_buffer_bytes: int | None = None
+        return f"{self.scheme}://{host}:{self.port}"
 
 
 class Lane(ABC):
@@ -66,10 +69,22 @@ class Lane(ABC):
     peer: str
     """Address of the other side, for messages."""
 
+    marks_classes = False
+    """Whether `mark` does anything, so that bytes of different classes must not be sent together."""
+
     @property
     def plain_socket(self) -> socket.socket | None:
         """The socket, if the lane is nothing but one: threads may then drive it instead of the lane's methods."""
         return None
+
+    def mark(self, stream: int | None) -> None:  # noqa: B027  # most lanes have no classes
+        """The next bytes are of this stream, or control frames (None): set what `SocketOptions` has for that class.
+
+        Called before every send, by whoever sends; cheap where the class does not change.
+
+        Raises:
+            ConnectionLostError: the connection broke.
+        """
 
     @abstractmethod
     async def send(self, buffers: Sequence[bytes | memoryview]) -> None:
@@ -117,11 +132,21 @@ class Transport(ABC):
 
     @abstractmethod
     async def connect(self, address: Address, options: SocketOptions) -> Lane:
-        """Open a lane; raises ConnectionFailedError. Cancelling leaves nothing open."""
+        """Open a lane. Cancelling leaves nothing open.
+
+        Raises:
+            ConnectionFailedError: nobody listens there, or a local address cannot be used.
+            LocalProtocolError: the kernel refuses an option, or it does not apply to such an address.
+        """
 
     @abstractmethod
     async def listen(self, address: Address, options: SocketOptions) -> Listener:
-        """Bind an address; raises ConnectionFailedError at once if it is taken."""
+        """Bind an address.
+
+        Raises:
+            ConnectionFailedError: it is taken, or not an address of this machine.
+            LocalProtocolError: the kernel refuses an option, or it does not apply to such an address.
+        """
 
 
 def failed(what: str, error: OSError) -> ConnectionFailedError:
@@ -129,9 +154,10 @@ def failed(what: str, error: OSError) -> ConnectionFailedError:
     if isinstance(error, socket.gaierror):
         reason = "the host name cannot be resolved"
     elif error.errno == errno.EADDRINUSE:
-        reason = "the port is taken by another process"
+        reason = "the address is taken by another process"
     else:
-        reason = error.strerror or str(error)
+        # Not `strerror`: event loops put texts of their own there.
+        reason = str(error) if error.errno is None else os.strerror(error.errno)
     return ConnectionFailedError(f"cannot {what}: {reason}")
 
 

@@ -147,7 +147,7 @@ class MemoryTransport(Transport):
     """`memory://name`."""
 
     async def connect(self, address: Address, options: SocketOptions) -> Lane:
-        del options
+        options.check_usable(f"connecting to {address}", ())
         listener = _names.get(asyncio.get_running_loop(), {}).get(address.host)
         if listener is None:
             raise ConnectionFailedError(f"cannot connect to {address}: nobody listens there")
@@ -156,7 +156,7 @@ class MemoryTransport(Transport):
         return ours
 
     async def listen(self, address: Address, options: SocketOptions) -> Listener:
-        del options
+        options.check_usable(f"listening on {address}", ())
         names = _names.setdefault(asyncio.get_running_loop(), {})
         if address.host in names:
             raise ConnectionFailedError(f"cannot listen on {address}: the name is taken")

@@ -1,4 +1,4 @@
-"""TCP lanes: non-blocking sockets driven by the event loop's readiness callbacks.
+"""Lanes that are sockets, and TCP: non-blocking sockets driven by the event loop's readiness callbacks.
 
 Streams and protocols of asyncio copy every byte at least once; here `recvmsg_into` writes into the final
 buffer and `sendmsg` reads from the encoder's. A call is tried first and waited for only if the kernel is not ready.
@@ -10,47 +10,51 @@ import asyncio
 import contextlib
 import errno
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from lynx_net.errors import ConnectionLostError
+from lynx_net.errors import ConnectionFailedError, ConnectionLostError, LynxError
 from lynx_net.transport.base import Address, Lane, Listener, SocketOptions, Transport, failed, lost
+from lynx_net.transport.setup import ClassMarks, set_low_water_mark, set_tcp_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["TcpTransport"]
+__all__ = ["SocketLane", "SocketListener", "TcpTransport"]
 
 _YIELD_BYTES = 1 << 20
 """A lane that never has to wait lets the other tasks run after this many bytes."""
 
-_TCP_NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", 25)
-_BACKLOG = 1024
+BACKLOG = 1024
+_LISTENING = frozenset(
+    {"send_buffer_bytes", "congestion_control", "keepalive", "user_timeout_s", "dscp", "priority", "kernel_rate"}
+)
+_CONNECTING = _LISTENING | {"local_addresses"}
 _OUT_OF_SOCKETS_WAIT_S = 0.1
 
 
-class TcpLane(Lane):
-    """A connected socket, non-blocking, owned by the lane."""
+class SocketLane(Lane):
+    """A connected stream socket, non-blocking, owned by the lane."""
 
-    def __init__(self, sock: socket.socket, options: SocketOptions) -> None:
+    def __init__(self, sock: socket.socket, peer: str, marks: ClassMarks | None = None) -> None:
         sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # Not every kernel has the option; without it more bytes are beyond recall, nothing else changes.
-        with contextlib.suppress(OSError):
-            sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, options.notsent_lowat_bytes)
+        self.peer = peer
         self._sock = sock
+        self._marks = marks
+        self.marks_classes = marks is not None
         self._loop = asyncio.get_running_loop()
         self._unyielded_bytes = 0
         self._waits: set[asyncio.Future[None]] = set()
-        try:
-            host, port = sock.getpeername()[:2]
-        except OSError as error:
-            sock.close()
-            raise ConnectionLostError("the connection ended before it was used") from error
-        self.peer = str(Address("tcp", host, port))
 
     @property
     def plain_socket(self) -> socket.socket:
         return self._sock
+
+    def mark(self, stream: int | None) -> None:
+        if self._marks is not None:
+            try:
+                self._marks.set(stream)
+            except OSError as error:
+                raise lost(self.peer, error) from error
 
     async def send(self, buffers: Sequence[bytes | memoryview]) -> None:
         views = [view for buffer in buffers if (view := memoryview(buffer).cast("B")).nbytes]
@@ -117,10 +121,64 @@ class TcpLane(Lane):
             await asyncio.sleep(0)
 
 
-def _limit_receive_buffer(sock: socket.socket, options: SocketOptions) -> None:
-    """Before the connection is made, since the window it announces follows from it."""
-    if options.receive_buffer_bytes is not None:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, options.receive_buffer_bytes)
+def _tcp_lane(sock: socket.socket, options: SocketOptions) -> SocketLane:
+    """A lane of a connected socket whose options are set; its first bytes are a greeting, which is control."""
+    try:
+        peer = _tcp_url(sock.getpeername())
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        set_low_water_mark(sock, options)
+        lane = SocketLane(sock, peer, ClassMarks.of(sock, options))
+        lane.mark(None)
+    except OSError as error:
+        sock.close()
+        raise ConnectionLostError("the connection ended before it was used") from error
+    except ConnectionLostError:
+        sock.close()
+        raise
+    return lane
+
+
+def _tcp_url(name: tuple[Any, ...]) -> str:
+    """The URL of a socket's name: with the interface of a link-local address, IPv4 as IPv4."""
+    host, port = name[:2]
+    if len(name) == 4 and name[3] and "%" not in host:
+        try:
+            host += f"%{socket.if_indextoname(name[3])}"
+        except OSError:  # the interface is gone
+            host += f"%{name[3]}"
+    if "." in host:
+        host = host.removeprefix("::ffff:")
+    return str(Address("tcp", host, port))
+
+
+async def _resolve_host(host: str, port: int | None) -> list[tuple[int, tuple[Any, ...]]]:
+    """Families and socket names of a host; raises OSError.
+
+    An address in figures costs no thread, and keeps its interface: not every event loop leaves it on.
+    """
+    flags = socket.AI_PASSIVE | socket.AI_NUMERICHOST
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
+    except socket.gaierror:
+        address, percent, interface = host.partition("%")
+        if percent:
+            raise OSError(f"{address} is no IPv6 address, or {interface} no interface of this machine") from None
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except UnicodeError as error:
+        raise OSError(f"this cannot be a host name: {error}") from error
+    if any(len(target) == 4 and target[0].startswith("fe80:") and not target[3] for *_, target in found):
+        raise OSError(f"a link-local address needs its interface, as in [{host}%eth0]")
+    return [(family, target) for family, _, _, _, target in found]
+
+
+def _bind(sock: socket.socket, target: tuple[Any, ...], what: str) -> None:
+    try:
+        sock.bind(target)
+    except OSError as error:
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise ConnectionFailedError(f"cannot {what}: {target[0]} is not an address of this machine") from error
+        raise failed(what, error) from error
 
 
 def _resolve(future: asyncio.Future[None]) -> None:
@@ -128,14 +186,13 @@ def _resolve(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-class TcpListener(Listener):
-    """A bound, listening socket."""
+class SocketListener(Listener):
+    """A bound, listening stream socket; `make_lane` makes a lane of what it accepts, or closes it."""
 
-    def __init__(self, sock: socket.socket, options: SocketOptions) -> None:
+    def __init__(self, sock: socket.socket, url: str, make_lane: Callable[[socket.socket], SocketLane]) -> None:
         self._sock = sock
-        self._options = options
-        host, port = sock.getsockname()[:2]
-        self.url = str(Address("tcp", host, port))
+        self._make_lane = make_lane
+        self.url = url
 
     async def accept(self) -> Lane:
         loop = asyncio.get_running_loop()
@@ -150,28 +207,45 @@ class TcpListener(Listener):
                     await asyncio.sleep(_OUT_OF_SOCKETS_WAIT_S)
                 continue
             with contextlib.suppress(ConnectionLostError):
-                return TcpLane(sock, self._options)
+                return self._make_lane(sock)
 
     def close(self) -> None:
         self._sock.close()
 
 
 class TcpTransport(Transport):
-    """`tcp://host:port`, IPv4 and IPv6."""
+    """`tcp://host:port`, IPv4 and IPv6.
+
+    A host name is connected to by any of its addresses in turn, and listened on by the first of them. `tcp://[::]:0`
+    accepts IPv4 as well, `tcp://0.0.0.0:0` only that.
+    """
 
     async def connect(self, address: Address, options: SocketOptions) -> Lane:
-        loop = asyncio.get_running_loop()
         what = f"connect to {address}"
+        options.check_usable(f"connecting to {address}", _CONNECTING)
+        source = None
+        loop = asyncio.get_running_loop()
         try:
-            candidates = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+            if options.local_addresses:
+                what += f" from {options.local_addresses[0]}"
+                source = (await _resolve_host(options.local_addresses[0], 0))[0]
+            candidates = await _resolve_host(address.host, address.port)
         except OSError as error:
             raise failed(what, error) from error
-        problem: OSError | None = None
-        for family, kind, protocol, _, target in candidates:
-            sock = socket.socket(family, kind, protocol)
+        problem = OSError("no address of the same IP version")
+        for family, target in candidates:
+            if source is not None and source[0] != family:
+                continue
+            try:
+                sock = socket.socket(family, socket.SOCK_STREAM)
+            except OSError as error:
+                problem = error
+                continue
             try:
                 sock.setblocking(False)
-                _limit_receive_buffer(sock, options)
+                set_tcp_options(sock, options)
+                if source is not None:
+                    _bind(sock, source[1], what)
                 await loop.sock_connect(sock, target)
             except OSError as error:
                 sock.close()
@@ -180,27 +254,30 @@ class TcpTransport(Transport):
                 sock.close()
                 raise
             else:
-                return TcpLane(sock, options)
-        raise failed(what, problem or OSError("no address")) from problem
+                return _tcp_lane(sock, options)
+        raise failed(what, problem) from problem
 
     async def listen(self, address: Address, options: SocketOptions) -> Listener:
         what = f"listen on {address}"
+        options.check_usable(f"listening on {address}", _LISTENING)
         try:
-            candidates = await asyncio.get_running_loop().getaddrinfo(
-                address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-            )
+            family, target = (await _resolve_host(address.host, address.port))[0]
+            sock = socket.socket(family, socket.SOCK_STREAM)
         except OSError as error:
             raise failed(what, error) from error
-        family, kind, protocol, _, target = candidates[0]
-        sock = socket.socket(family, kind, protocol)
         try:
             # A restarted server must not wait for the kernel to forget its last connections.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            _limit_receive_buffer(sock, options)  # inherited by the connections it accepts
-            sock.bind(target)
-            sock.listen(_BACKLOG)
+            if family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, target[0] != "::")
+            set_tcp_options(sock, options)  # inherited by the connections it accepts
+            _bind(sock, target, what)
+            sock.listen(BACKLOG)
             sock.setblocking(False)
         except OSError as error:
             sock.close()
             raise failed(what, error) from error
-        return TcpListener(sock, options)
+        except LynxError:
+            sock.close()
+            raise
+        return SocketListener(sock, _tcp_url(sock.getsockname()), lambda accepted: _tcp_lane(accepted, options))

@@ -33,9 +33,6 @@ class LinkConfig:
             more are aborted.
         max_pending_requests: requests of a peer that may be unanswered; more are refused.
         send_queue_bytes: `write` waits while a transfer has more than this queued in stream 0.
-        notsent_lowat_bytes: bytes the kernel may hold unsent on a lane (TCP_NOTSENT_LOWAT).
-        receive_buffer_bytes: bytes the kernel may hold unread on a lane (SO_RCVBUF); what lies there is ahead of
-            everything urgent. It must cover rate times round trip of a lane; None lets the kernel choose.
     """
 
     deadline_s: float = 5.0
@@ -49,8 +46,6 @@ class LinkConfig:
     max_pending_offers: int = 256
     max_pending_requests: int = 1024
     send_queue_bytes: int = 16 * 1024 * 1024
-    notsent_lowat_bytes: int = 128 * 1024
-    receive_buffer_bytes: int | None = 1024 * 1024
 
     def __post_init__(self) -> None:
         if not self.deadline_s > 0 or not self.progress_timeout_s > 0:
@@ -65,10 +60,8 @@ class LinkConfig:
             raise LocalProtocolError("initial_credit_bytes must not be negative")
         if min(self.memory_bytes, self.max_pending_offers, self.max_pending_requests) < 1:
             raise LocalProtocolError("memory_bytes, max_pending_offers and max_pending_requests must be positive")
-        if self.send_queue_bytes < 1 or self.notsent_lowat_bytes < 1:
-            raise LocalProtocolError("send_queue_bytes and notsent_lowat_bytes must be positive")
-        if self.receive_buffer_bytes is not None and self.receive_buffer_bytes < 1:
-            raise LocalProtocolError("receive_buffer_bytes must be positive or None")
+        if self.send_queue_bytes < 1:
+            raise LocalProtocolError("send_queue_bytes must be positive")
 
     def segment_bytes_at(self, rate_bps: float | None) -> int:
         """Segment size on a link paced to this rate."""

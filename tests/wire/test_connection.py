@@ -505,8 +505,6 @@ def test_the_segment_size_is_what_both_sides_and_the_rate_allow(
         {"max_pending_offers": 0},
         {"max_pending_requests": 0},
         {"send_queue_bytes": 0},
-        {"notsent_lowat_bytes": 0},
-        {"receive_buffer_bytes": 0},
     ],
     ids=str,
 )
