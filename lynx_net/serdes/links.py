@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from lynx_net.aio.link import LinkParts, MakeIncoming
     from lynx_net.aio.transfer import Offer
     from lynx_net.serdes.target import KVTarget
+    from lynx_net.transport import TlsConfig
     from lynx_net.wire.layout import CacheLayout
 
 __all__ = ["KVLink", "KVRequest", "KVServer", "connect", "serve"]
@@ -99,9 +100,14 @@ class _KVEndpoint(Endpoint[KVLink]):
     """An endpoint whose transfers are coded in one worker thread of its own."""
 
     def __init__(
-        self, allocate: Callable[[Offer], KVTarget] | None, config: LinkConfig | None, rate: str | float | None
+        self,
+        allocate: Callable[[Offer], KVTarget] | None,
+        config: LinkConfig | None,
+        rate: str | float | None,
+        tls: TlsConfig | None,
+        key: bytes | None,
     ) -> None:
-        super().__init__(self._make_kv_link, config=config or LinkConfig(), rate=rate)
+        super().__init__(self._make_kv_link, config=config or LinkConfig(), rate=rate, tls=tls, key=key)
         self._allocate = allocate or (lambda offer: HostCache(offer.layout))
         # In virtual time nothing waits for threads, so the work is done in place.
         virtual = hasattr(asyncio.get_running_loop(), "virtual_clock")
@@ -128,24 +134,30 @@ async def connect(
     lanes: int = 1,
     config: LinkConfig | None = None,
     allocate: Callable[[Offer], KVTarget] | None = None,
+    tls: TlsConfig | None = None,
+    key: bytes | None = None,
 ) -> AsyncIterator[KVLink]:
     """Open a link to a serving peer: `async with connect("tcp://host:7000") as link`.
 
     Args:
-        url: "tcp://host:port" or, inside one process, "memory://name".
+        url: "tcp://host:port", "tls://host:port" or, inside one process, "memory://name".
         rate: pace what this side sends, all lanes together: "100Mbit", "1.25GB/s", bits per second as a
             number; None does not pace.
         lanes: connections to open.
         config: deadlines, windows and sizes.
         allocate: gives the memory for a cache that the peer offers; plain numpy arrays by default. Raising a
             LynxError declines the transfer.
+        tls: certificates, for tls:// alone and needed there; see docs/security.md.
+        key: at least 16 random bytes that the peer has too. Each lane begins with both sides proving it; nothing is
+            encrypted by it. A peer without the key, or with another, is refused.
 
     Leaving the block closes the link; transfers still open on it fail.
 
     Raises:
         ConnectionFailedError, HandshakeError, PeerTimeoutError: there is no link.
+        LocalProtocolError: an address, key or certificate that cannot be used; nothing was sent.
     """
-    endpoint = _KVEndpoint(allocate, config, rate)
+    endpoint = _KVEndpoint(allocate, config, rate, tls, key)
     try:
         yield await endpoint.connect(url, lanes=lanes)
     finally:
@@ -159,6 +171,8 @@ async def serve(
     rate: str | float | None = None,
     config: LinkConfig | None = None,
     allocate: Callable[[Offer], KVTarget] | None = None,
+    tls: TlsConfig | None = None,
+    key: bytes | None = None,
 ) -> AsyncIterator[KVServer]:
     """Accept links on an address: `async with serve("tcp://127.0.0.1:7000") as server`.
 
@@ -167,8 +181,9 @@ async def serve(
 
     Raises:
         ConnectionFailedError: the address cannot be bound.
+        LocalProtocolError: an address, key or certificate that cannot be used.
     """
-    endpoint = _KVEndpoint(allocate, config, rate)
+    endpoint = _KVEndpoint(allocate, config, rate, tls, key)
     try:
         server = await endpoint.serve(url)
         try:

@@ -31,6 +31,7 @@ __all__ = [
     "Message",
     "OfferMessage",
     "Ping",
+    "Proof",
     "Refuse",
     "Reject",
     "Request",
@@ -38,7 +39,7 @@ __all__ = [
     "encode_message",
 ]
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 MAX_DEPTH = 8
 """Containers inside one another, the message itself included."""
@@ -80,6 +81,7 @@ class Hello(Message):
         segment_bytes: the largest segment the sender of this message takes.
         initial_credit: bytes of stream 0 that may be sent with an offer before it is accepted.
         deadline_ms: silence after which the sender of this message gives its peer up.
+        nonce: 32 fresh random bytes if the sender has a shared key, and none if it has not.
     """
 
     tag: ClassVar[str] = "hello"
@@ -91,11 +93,20 @@ class Hello(Message):
     segment_bytes: int
     initial_credit: int
     deadline_ms: int
+    nonce: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Proof(Message):
+    """Shows, behind the Hellos of a lane, that its sender has the shared key; see lynx_net/wire/proof.py."""
+
+    tag: ClassVar[str] = "proof"
+    mac: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Reject(Message):
-    """Answer to a Hello that does not fit; the connection is closed behind it."""
+    """Answer to a Hello or Proof that does not fit; the connection is closed behind it."""
 
     tag: ClassVar[str] = "reject"
     reason: str
@@ -188,7 +199,7 @@ class Bye(Message):
 
 MESSAGE_TYPES: dict[str, type[Message]] = {
     kind.tag: kind
-    for kind in (Hello, Reject, Ping, Request, Refuse, OfferMessage, Accept, Credit, Complete, Abort, Bye)
+    for kind in (Hello, Proof, Reject, Ping, Request, Refuse, OfferMessage, Accept, Credit, Complete, Abort, Bye)
 }
 _FIELD_TYPES: dict[str, tuple[type, ...]] = {
     "int": (int,),
@@ -244,7 +255,9 @@ def decode_message(payload: bytes) -> Message:
     del data["t"]
     if data.keys() != schema.keys():
         odd = ", ".join(sorted(str(name)[:40] for name in data.keys() ^ schema.keys())[:8])
-        raise RemoteProtocolError(f"a {tag} message with missing or unknown fields: {odd}")
+        version = data.get("version")
+        other = f"; its version is {version!r:.20}, this side speaks {PROTOCOL_VERSION}" if tag == Hello.tag else ""
+        raise RemoteProtocolError(f"a {tag} message with missing or unknown fields: {odd}{other}")
     wrong = _wrong_field(data, schema)
     if wrong is not None:
         raise RemoteProtocolError(f"a {tag} message whose {wrong}")

@@ -2,11 +2,13 @@
 
 import asyncio
 import socket
+from typing import Any
 
 import pytest
 import uvloop
 
 from lynx_net.testing.conformance import TransportConformance
+from lynx_net.transport import Address, Transport, transport_for
 
 
 def _free_port() -> int:
@@ -30,6 +32,18 @@ class TestTcpIpv6(TransportConformance):
     free_url = f"tcp://[::1]:{_free_port()}"
 
 
+class TestTls(TransportConformance):
+    url = "tls://127.0.0.1:0"
+    free_url = f"tls://127.0.0.1:{_free_port()}"
+
+    @pytest.fixture(autouse=True)
+    def _certificates(self, certificates: Any) -> None:
+        self.tls = certificates.config()
+
+    def transport(self, address: Address) -> Transport:
+        return transport_for(address, self.tls)
+
+
 SUITE = [name for name in dir(TransportConformance) if name.startswith("test_")]
 
 
@@ -37,3 +51,11 @@ SUITE = [name for name in dir(TransportConformance) if name.startswith("test_")]
 def test_tcp_on_uvloop(name: str) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(getattr(TestTcp(), name)())
+
+
+@pytest.mark.parametrize("name", SUITE)
+def test_tls_on_uvloop(name: str, certificates: Any) -> None:
+    suite = TestTls()
+    suite.tls = certificates.config()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(getattr(suite, name)())

@@ -24,6 +24,7 @@ table = st.dictionaries(text, plain, max_size=3)
 
 MESSAGE_TYPES = (
     m.Hello,
+    m.Proof,
     m.Reject,
     m.Ping,
     m.Request,
@@ -37,7 +38,10 @@ MESSAGE_TYPES = (
 )
 
 any_message = st.one_of(
-    st.builds(m.Hello, number, st.binary(max_size=20), st.binary(max_size=20), number, number, number, number, number),
+    st.builds(
+        m.Hello, number, st.binary(max_size=20), st.binary(max_size=20), *[number] * 5, st.binary(max_size=40)
+    ),
+    st.builds(m.Proof, st.binary(max_size=40)),
     st.builds(m.Reject, text),
     st.builds(m.Ping),
     st.builds(m.Request, text, table),
