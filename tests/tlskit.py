@@ -35,10 +35,24 @@ class Authority:
             f"default_md=sha256\npolicy=any\nunique_subject=no\ncopy_extensions=copy\n[any]\ncommonName=supplied\n"
         )
 
-    def issue(self, name: str, *, names: str = "IP:127.0.0.1,IP:::1,DNS:localhost", end: str = "20991231000000Z") -> Path:
+    def issue(
+        self, name: str, *, names: str = "IP:127.0.0.1,IP:::1,DNS:localhost", end: str = "20991231000000Z"
+    ) -> Path:
         """A certificate for these names, and its key, in one PEM file."""
         file, key, request = (self.folder / f"{name}.{kind}" for kind in ("pem", "key", "request"))
-        _openssl("req", "-new", *EC, "-subj", f"/CN={name}", "-addext", f"subjectAltName={names}", "-keyout", key, "-out", request)
+        _openssl(
+            "req",
+            "-new",
+            *EC,
+            "-subj",
+            f"/CN={name}",
+            "-addext",
+            f"subjectAltName={names}",
+            "-keyout",
+            key,
+            "-out",
+            request,
+        )
         own = ("-config", self.folder / "settings", "-cert", self.file, "-keyfile", self._key, "-batch", "-notext")
         _openssl("ca", *own, "-startdate", "20200101000000Z", "-enddate", end, "-in", request, "-out", file)
         with file.open("a") as out:
@@ -61,3 +75,9 @@ class Certificates:
     def config(self, **changes: Any) -> TlsConfig:
         """A node that all other nodes believe."""
         return TlsConfig(**({"certificate": self.node, "ca_file": self.ours.file} | changes))
+
+    def lock(self, file: Path, password: str) -> Path:
+        """The private key of a certificate, encrypted."""
+        locked = self.folder / "locked.key"
+        _openssl("pkey", "-in", file, "-aes256", "-passout", f"pass:{password}", "-out", locked)
+        return locked

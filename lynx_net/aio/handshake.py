@@ -28,7 +28,9 @@ _TLS_ALERT = b"\x15\x03"
 """How the records of TLS begin with which a side of it would open, or refuse plain bytes."""
 
 
-def make_hello(config: LinkConfig, link: bytes, incarnation: bytes, lane: int, lanes: int, *, keyed: bool = False) -> Hello:
+def make_hello(
+    config: LinkConfig, link: bytes, incarnation: bytes, lane: int, lanes: int, *, keyed: bool = False
+) -> Hello:
     """Our side's greeting for one lane; `keyed` says whether there is a shared key to be proved."""
     return Hello(
         version=PROTOCOL_VERSION,

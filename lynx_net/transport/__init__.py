@@ -28,5 +28,7 @@ def transport_for(address: Address, tls: TlsConfig | None = None) -> Transport:
         raise LocalProtocolError(f"{address} would carry everything in clear; with certificates write tls://")
     make = _SCHEMES.get(address.scheme)
     if make is None:
-        raise LocalProtocolError(f"unknown scheme {address.scheme!r}; known are {', '.join(sorted([*_SCHEMES, 'tls']))}")
+        raise LocalProtocolError(
+            f"unknown scheme {address.scheme!r}; known are {', '.join(sorted([*_SCHEMES, 'tls']))}"
+        )
     return make()

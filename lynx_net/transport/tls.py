@@ -1,8 +1,8 @@
 """TLS 1.3 over any other lane: both sides show certificates, and every byte is encrypted and checked.
 
 The TLS engine is OpenSSL through `ssl.SSLObject`, which reads and writes memory; the lane below moves what it
-writes. Payload is decrypted into its final buffer and encrypted from the encoder's, so that the copies are those in and out
-of OpenSSL's own memory. Sources: RFC 8446 (TLS 1.3), RFC 6125 (names in certificates).
+writes. Payload is encrypted from the encoder's buffer and decrypted into its final one, so that the only copies are
+those in and out of OpenSSL's own memory. Sources: RFC 8446 (TLS 1.3), RFC 6125 (names in certificates).
 
 An accepted lane does its handshake in a task of its own, so that a client that hangs there holds up nobody else.
 """
@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import ssl
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from lynx_net.errors import ConnectionLostError, HandshakeError, LocalProtocolError, LynxError
 from lynx_net.transport.base import Address, Lane, Listener, SocketOptions, Transport
 from lynx_net.transport.tcp import TcpTransport
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Sequence
 
 __all__ = ["TlsConfig", "TlsLane", "TlsTransport"]
@@ -191,7 +191,9 @@ class TlsLane(Lane):
             finally:
                 self._receiving = False
             if got == 0:
-                raise self._fail(ConnectionLostError(f"connection to {self.peer} lost: it was cut off without TLS's end"))
+                raise self._fail(
+                    ConnectionLostError(f"connection to {self.peer} lost: it was cut off without TLS's end")
+                )
             self._incoming.write(self._ciphertext[:got])
         return count
 
@@ -230,7 +232,9 @@ class TlsLane(Lane):
                     raise
                 raise HandshakeError(f"no TLS with {self.peer}: {error}") from error
             if got == 0:
-                raise HandshakeError(f"no TLS with {self.peer}: it closed the connection in the middle of the handshake")
+                raise HandshakeError(
+                    f"no TLS with {self.peer}: it closed the connection in the middle of the handshake"
+                )
             if first and self._ciphertext[0] not in _TLS_RECORD_TYPES:
                 self._inner.try_send(_NO_TLS_HERE)
                 raise HandshakeError(f"{self.peer} does not speak TLS; both sides must use tls://")
@@ -253,7 +257,7 @@ class TlsLane(Lane):
             raise
 
     async def _hear_why(self) -> None:
-        """A serving side that refuses our certificate says so and closes, perhaps while we still send: listen for it."""
+        """A serving side that refuses our certificate says so and closes, perhaps while we still send: listen."""
         if self._heard or self._receiving or self._closed or not self._handshake.done():
             return
         self._receiving = True
@@ -271,7 +275,8 @@ class TlsLane(Lane):
             filled = 0
             while filled < view.nbytes:
                 try:
-                    count = self._tls.read(view.nbytes - filled, view[filled:])
+                    # With a buffer it returns how much it has written there.
+                    count = cast("int", self._tls.read(view.nbytes - filled, view[filled:]))
                 except ssl.SSLWantReadError:
                     return total or None
                 except ssl.SSLZeroReturnError:
@@ -348,7 +353,9 @@ class TlsTransport(Transport):
             lane = TlsLane(tcp, context, config.server_name or address.host)
         except ValueError as error:
             tcp.close()
-            raise LocalProtocolError(f"{config.server_name or address.host!r} is no name of a server: {error}") from error
+            raise LocalProtocolError(
+                f"{config.server_name or address.host!r} is no name of a server: {error}"
+            ) from error
         try:
             await lane.established()
         except BaseException:

@@ -131,7 +131,9 @@ def vectors() -> dict[str, list[str]]:
     return files
 
 
-@pytest.mark.parametrize("name", [*(message.tag for message in MESSAGES), "segment-header", "transfer", "keyed-handshake"])
+@pytest.mark.parametrize(
+    "name", [*(message.tag for message in MESSAGES), "segment-header", "transfer", "keyed-handshake"]
+)
 def test_the_bytes_are_exactly_these(name: str) -> None:
     assert (GOLDEN / f"{name}.hex").read_text().splitlines() == vectors()[name]
 

@@ -38,9 +38,7 @@ MESSAGE_TYPES = (
 )
 
 any_message = st.one_of(
-    st.builds(
-        m.Hello, number, st.binary(max_size=20), st.binary(max_size=20), *[number] * 5, st.binary(max_size=40)
-    ),
+    st.builds(m.Hello, number, st.binary(max_size=20), st.binary(max_size=20), *[number] * 5, st.binary(max_size=40)),
     st.builds(m.Proof, st.binary(max_size=40)),
     st.builds(m.Reject, text),
     st.builds(m.Ping),
