@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +65,8 @@ class Certificates:
     """What the tests of TLS use: two authorities, and certificates good and bad."""
 
     def __init__(self, folder: Path) -> None:
+        if shutil.which("openssl") is None:
+            raise RuntimeError("the tests of TLS need the openssl command; on Debian run: apt-get install openssl")
         self.folder = folder
         self.ours = Authority(folder, "ours")
         self.others = Authority(folder, "others")

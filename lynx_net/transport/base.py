@@ -80,6 +80,7 @@ class Lane(ABC):
 
         Raises:
             ConnectionLostError: the peer is gone.
+            HandshakeError: where the transport has a handshake of its own, it failed; also of `receive_into`.
         """
 
     def try_send(self, data: bytes) -> bool:

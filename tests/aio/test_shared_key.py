@@ -147,7 +147,7 @@ async def test_a_server_proves_nothing_to_a_peer_that_has_not() -> None:
             assert await reader.read() == b""
 
 
-async def test_a_recorded_connection_cannot_be_replayed(make_cache: Any) -> None:
+async def test_a_recorded_connection_cannot_be_replayed(make_cache: Any, caplog: Any) -> None:
     """Everything a good client ever sent, once more: the server's nonce is another, so the proof is worth nothing."""
     async with lynx_net.serve("tcp://127.0.0.1:0", key=KEY, config=QUICK) as server:
         async with (
@@ -161,13 +161,11 @@ async def test_a_recorded_connection_cannot_be_replayed(make_cache: Any) -> None
             await sending
         async with raw(server.url) as (reader, writer):
             writer.write(bytes(tap.passed))
-            assert isinstance(await _read(reader), Hello)
-            answer = await _read(reader)
-            assert isinstance(answer, Reject)
-            assert "changed or recorded" in answer.reason
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.2):
-                await anext(aiter(server))
+            await logged(caplog, "changed or recorded")
+            async with asyncio.timeout(4):
+                with contextlib.suppress(ConnectionResetError):
+                    await reader.read()
+    assert caplog.text.count("is up") == 2  # both sides of the recorded one
 
 
 @pytest.mark.parametrize(
