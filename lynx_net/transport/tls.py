@@ -282,7 +282,8 @@ class TlsLane(Lane):
                 except ssl.SSLZeroReturnError:
                     return total
                 except ssl.SSLError as error:
-                    self._inner.try_send(self._outgoing.read())
+                    if not self._sending:
+                        self._inner.try_send(self._outgoing.read())  # the alert that tells the peer why
                     raise self._fail(self._lost(error)) from error
                 if count == 0:
                     return total

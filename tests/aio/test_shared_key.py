@@ -159,6 +159,8 @@ async def test_a_recorded_connection_cannot_be_replayed(make_cache: Any, caplog:
                 await transfer.complete
                 break
             await sending
+            recorded = await server.accept()
+        await recorded.closed()
         async with raw(server.url) as (reader, writer):
             writer.write(bytes(tap.passed))
             await logged(caplog, "changed or recorded")
