@@ -8,6 +8,7 @@ from lynx_net.serdes.deserializer import ReceivedTransfer
 from lynx_net.serdes.links import KVLink, KVRequest, KVServer, connect, serve
 from lynx_net.serdes.serializer import Sending
 from lynx_net.serdes.target import HostCache, KVTarget
+from lynx_net.transport import TlsConfig
 from lynx_net.transport.options import Keepalive, PerClass, SocketOptions
 from lynx_net.wire.config import LinkConfig
 from lynx_net.wire.layout import CacheLayout
@@ -33,6 +34,7 @@ __all__ = [
     "ReceivedTransfer",
     "Sending",
     "SocketOptions",
+    "TlsConfig",
     "TransferStats",
     "__version__",
     "connect",

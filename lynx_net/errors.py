@@ -5,7 +5,7 @@
       ProtocolError
         LocalProtocolError        this process used the library wrongly; nothing was sent
         RemoteProtocolError       the peer broke the protocol; its link is closed
-        HandshakeError            the peers do not fit together; names the differing fields
+        HandshakeError            the peers do not fit together or do not trust each other; says what differs
       ConnectionFailedError       no connection could be made, or no address bound
       ConnectionLostError         the connection ended while something was still owed
       PeerTimeoutError            the peer is there but made no progress in the configured time
@@ -54,7 +54,7 @@ class RemoteProtocolError(ProtocolError):
 
 
 class HandshakeError(ProtocolError):
-    """The two peers do not fit together: another protocol, version, or configuration."""
+    """The two peers do not fit together (protocol, version, configuration), or one does not trust the other."""
 
 
 class ConnectionFailedError(LynxError):

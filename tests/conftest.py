@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -78,6 +80,15 @@ def _make_cache() -> Any:
 @pytest.fixture(name="same")
 def _same() -> Any:
     return same
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Throwaway authorities and certificates; see tests/tlskit.py."""
+    sys.path.insert(0, str(Path(__file__).parent))
+    from tlskit import Certificates
+
+    return Certificates(tmp_path_factory.mktemp("certificates"))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import secrets
 import threading
 import time
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from lynx_net.aio.handshake import MAX_LANES, make_hello, read_hello, send_message
+from lynx_net.aio.handshake import (
+    MAX_LANES,
+    answer_hello,
+    exchange_hellos,
+    make_hello,
+    read_received,
+    send_message,
+)
 from lynx_net.aio.link import Link, LinkParts
 from lynx_net.errors import (
-    ConnectionLostError,
     HandshakeError,
     LocalProtocolError,
     LynxError,
@@ -22,15 +27,17 @@ from lynx_net.errors import (
 from lynx_net.transport import Address, Lane, SocketOptions, transport_for
 from lynx_net.wire.connection import LinkCore
 from lynx_net.wire.grants import CreditBook, Grant
-from lynx_net.wire.messages import Hello, Reject
+from lynx_net.wire.messages import Received
 from lynx_net.wire.pacing import parse_rate
+from lynx_net.wire.proof import check_key
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from lynx_net.aio.transfer import IncomingTransfer
-    from lynx_net.transport import Listener
+    from lynx_net.transport import Listener, TlsConfig
     from lynx_net.wire.config import LinkConfig
+    from lynx_net.wire.messages import Hello
 
 __all__ = ["Endpoint", "Server"]
 
@@ -50,6 +57,8 @@ class Endpoint(Generic[LinkT]):
         config: settings of this side.
         rate: pacing of each link, e.g. "10Gbit"; None is unpaced.
         sockets: what is set on the sockets of every lane.
+        tls: certificates for tls:// addresses, which need them; other addresses refuse them.
+        key: shared with every peer, at least 16 bytes; both sides of each lane prove that they have it.
 
     Links go by `time.monotonic`, or by the clock of the event loop if it has a virtual one (lynx_net.testing).
     """
@@ -61,8 +70,12 @@ class Endpoint(Generic[LinkT]):
         config: LinkConfig,
         rate: str | float | None,
         sockets: SocketOptions | None = None,
+        tls: TlsConfig | None = None,
+        key: bytes | None = None,
     ) -> None:
         self.config = config
+        self._tls = tls
+        self.key = check_key(key)
         self._rate_bps = parse_rate(rate)
         self._make_link = make_link
         self._sockets = sockets or SocketOptions()
@@ -79,17 +92,17 @@ class Endpoint(Generic[LinkT]):
 
         Raises:
             ConnectionFailedError: nobody listens there.
-            HandshakeError: somebody does, but something else.
+            HandshakeError: somebody does, but something else, or somebody who is not trusted or does not trust us.
             PeerTimeoutError: the handshake took longer than the deadline.
         """
         if not 1 <= lanes <= MAX_LANES:
             raise LocalProtocolError(f"lanes must be 1 to {MAX_LANES}, not {lanes}")
         address = Address.parse(url)
-        key = secrets.token_bytes(16)
+        link = secrets.token_bytes(16)
         opened: list[Lane] = []
         try:
             async with asyncio.timeout(self.config.deadline_s):
-                hellos = [await self._open_lane(address, key, index, lanes, opened) for index in range(lanes)]
+                hellos = [await self._open_lane(address, link, index, lanes, opened) for index in range(lanes)]
             if len({hello.incarnation for hello in hellos}) > 1:
                 raise HandshakeError(f"{url} restarted while its lanes were being opened")
         except TimeoutError as error:
@@ -100,39 +113,43 @@ class Endpoint(Generic[LinkT]):
             for lane in opened:
                 lane.close()
             raise
-        return self.start_link(key, hellos[0], opened, dial=self._dialer(address, key, hellos[0], lanes))
+        return self.start_link(link, hellos[0], opened, dial=self._dialer(address, link, hellos[0], lanes))
 
     async def _open_lane(
-        self, address: Address, key: bytes, index: int, lanes: int, opened: list[Lane], received: int | None = None
+        self, address: Address, link: bytes, index: int, lanes: int, opened: list[Lane], received: int | None = None
     ) -> Hello:
-        transport = transport_for(address)
+        transport = transport_for(address, self._tls)
         lane = await transport.connect(address, self._sockets.for_lane(index))
         opened.append(lane)
-        await send_message(lane, make_hello(self.config, key, self.incarnation, index, lanes, received))
-        return await read_hello(lane)
+        return await exchange_hellos(lane, self.hello(link, index, lanes, received), self.key)
+
+    def hello(self, link: bytes, lane: int, lanes: int, received: int | None = None) -> Hello:
+        """What this side says first on a new lane; never the same twice if there is a key."""
+        return make_hello(self.config, link, self.incarnation, lane, lanes, received, keyed=self.key is not None)
 
     def _dialer(
-        self, address: Address, key: bytes, first: Hello, lanes: int
+        self, address: Address, link: bytes, first: Hello, lanes: int
     ) -> Callable[[int, int], Awaitable[tuple[Lane, int]]]:
         """Opens lost lanes of a link again."""
 
         async def dial(index: int, received: int) -> tuple[Lane, int]:
             opened: list[Lane] = []
             try:
-                hello = await self._open_lane(address, key, index, lanes, opened, received)
-                if hello.incarnation != first.incarnation or hello.received is None:
-                    raise HandshakeError(f"{address} is another process now, or does not resume")
-                return opened.pop(), hello.received
-            finally:
+                hello = await self._open_lane(address, link, index, lanes, opened, received)
+                if hello.incarnation != first.incarnation:
+                    raise HandshakeError(f"{address} is another process now")
+                return opened[0], await read_received(opened[0], index)
+            except BaseException:
                 for lane in opened:
                     lane.close()
+                raise
 
         return dial
 
     async def serve(self, url: str) -> Server[LinkT]:
         """Bind an address and accept links; raises ConnectionFailedError at once if it is taken."""
         address = Address.parse(url)
-        listener = await transport_for(address).listen(address, self._sockets)
+        listener = await transport_for(address, self._tls).listen(address, self._sockets)
         return Server(self, listener)
 
     async def close(self) -> None:
@@ -237,22 +254,14 @@ class Server(Generic[LinkT]):
 
     async def _handshake(self, lane: Lane) -> None:
         """One connection; whatever is wrong with it costs only itself."""
-        config = self._endpoint.config
+        endpoint = self._endpoint
         try:
-            async with asyncio.timeout(config.deadline_s):
-                try:
-                    hello = await read_hello(lane)
-                    self._check(hello)
-                except HandshakeError as error:
-                    # The peer may be gone already; it is told if it still listens.
-                    with contextlib.suppress(ConnectionLostError):
-                        await send_message(lane, Reject(str(error)))
-                    raise
+            async with asyncio.timeout(endpoint.config.deadline_s):
+                hello = await answer_hello(lane, self._answer, endpoint.key)
+                self._check(hello)  # once more: others may have connected in the meantime
                 if hello.received is not None:
                     await self._resume(hello, hello.received, lane)
                     return
-                answer = make_hello(config, hello.link, self._endpoint.incarnation, hello.lane, hello.lanes)
-                await send_message(lane, answer)
                 half_open = self._half_open.setdefault(hello.link, _HalfOpen(hello))
                 half_open.lanes[hello.lane] = lane
         except (LynxError, TimeoutError) as error:
@@ -269,15 +278,14 @@ class Server(Generic[LinkT]):
                 await self._wait_for_all(hello.link, half_open)
 
     async def _resume(self, hello: Hello, peer_received: int, lane: Lane) -> None:
+        """The old connection ends only now, when the peer has shown who it is."""
         link = self._endpoint.links[hello.link]
-        received = await link.detach(hello.lane)
-        await send_message(
-            lane,
-            make_hello(
-                self._endpoint.config, hello.link, self._endpoint.incarnation, hello.lane, hello.lanes, received
-            ),
-        )
+        await send_message(lane, Received(hello.lane, await link.detach(hello.lane)))
         link.attach(hello.lane, lane, peer_received)
+
+    def _answer(self, hello: Hello) -> Hello:
+        self._check(hello)
+        return self._endpoint.hello(hello.link, hello.lane, hello.lanes)
 
     def _check(self, hello: Hello) -> None:
         if hello.received is not None:

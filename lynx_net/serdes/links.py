@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from lynx_net.aio.link import LinkParts, MakeIncoming
     from lynx_net.aio.transfer import Offer
     from lynx_net.serdes.target import KVTarget
-    from lynx_net.transport import SocketOptions
+    from lynx_net.transport import SocketOptions, TlsConfig
     from lynx_net.wire.layout import CacheLayout
 
 __all__ = ["KVLink", "KVRequest", "KVServer", "connect", "serve"]
@@ -105,8 +105,12 @@ class _KVEndpoint(Endpoint[KVLink]):
         config: LinkConfig | None,
         rate: str | float | None,
         sockets: SocketOptions | None,
+        tls: TlsConfig | None,
+        key: bytes | None,
     ) -> None:
-        super().__init__(self._make_kv_link, config=config or LinkConfig(), rate=rate, sockets=sockets)
+        super().__init__(
+            self._make_kv_link, config=config or LinkConfig(), rate=rate, sockets=sockets, tls=tls, key=key
+        )
         self._allocate = allocate or (lambda offer: HostCache(offer.layout))
         # In virtual time nothing waits for threads, so the work is done in place.
         virtual = hasattr(asyncio.get_running_loop(), "virtual_clock")
@@ -134,11 +138,14 @@ async def connect(
     config: LinkConfig | None = None,
     sockets: SocketOptions | None = None,
     allocate: Callable[[Offer], KVTarget] | None = None,
+    tls: TlsConfig | None = None,
+    key: bytes | None = None,
 ) -> AsyncIterator[KVLink]:
     """Open a link to a serving peer: `async with connect("tcp://host:7000") as link`.
 
     Args:
-        url: "tcp://host:port"; inside one machine "unix:///path" or "unix://@name"; inside one process "memory://name".
+        url: "tcp://host:port" or "tls://host:port"; inside one machine "unix:///path" or "unix://@name"; inside
+            one process "memory://name".
         rate: pace what this side sends, all lanes together: "100Mbit", "1.25GB/s", bits per second as a
             number; None does not pace.
         lanes: connections to open.
@@ -146,14 +153,17 @@ async def connect(
         sockets: buffers, local addresses, marks per class and whatever else is set on sockets (docs/sockets.md).
         allocate: gives the memory for a cache that the peer offers; plain numpy arrays by default. Raising a
             LynxError declines the transfer.
+        tls: certificates, for tls:// alone and needed there; see docs/security.md.
+        key: at least 16 random bytes that the peer has too. Each lane begins with both sides proving it; nothing is
+            encrypted by it. A peer without the key, or with another, is refused.
 
     Leaving the block closes the link; transfers still open on it fail.
 
     Raises:
         ConnectionFailedError, HandshakeError, PeerTimeoutError: there is no link.
-        LocalProtocolError: an argument is wrong, or the kernel refuses one of the socket options.
+        LocalProtocolError: an argument, key or certificate cannot be used, or the kernel refuses a socket option.
     """
-    endpoint = _KVEndpoint(allocate, config, rate, sockets)
+    endpoint = _KVEndpoint(allocate, config, rate, sockets, tls, key)
     try:
         yield await endpoint.connect(url, lanes=lanes)
     finally:
@@ -168,6 +178,8 @@ async def serve(
     config: LinkConfig | None = None,
     sockets: SocketOptions | None = None,
     allocate: Callable[[Offer], KVTarget] | None = None,
+    tls: TlsConfig | None = None,
+    key: bytes | None = None,
 ) -> AsyncIterator[KVServer]:
     """Accept links on an address: `async with serve("tcp://127.0.0.1:7000") as server`.
 
@@ -176,9 +188,9 @@ async def serve(
 
     Raises:
         ConnectionFailedError: the address cannot be bound.
-        LocalProtocolError: an argument is wrong, or the kernel refuses one of the socket options.
+        LocalProtocolError: an argument, key or certificate cannot be used, or the kernel refuses a socket option.
     """
-    endpoint = _KVEndpoint(allocate, config, rate, sockets)
+    endpoint = _KVEndpoint(allocate, config, rate, sockets, tls, key)
     try:
         server = await endpoint.serve(url)
         try:

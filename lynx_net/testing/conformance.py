@@ -11,7 +11,7 @@ import os
 from typing import TYPE_CHECKING
 
 from lynx_net.errors import ConnectionFailedError, ConnectionLostError
-from lynx_net.transport import Address, Lane, Listener, SocketOptions, transport_for
+from lynx_net.transport import Address, Lane, Listener, SocketOptions, Transport, transport_for
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -39,11 +39,15 @@ class TransportConformance:
     url: str
     free_url: str
 
+    def transport(self, address: Address) -> Transport:
+        """The transport under test; for those that need more than an address."""
+        return transport_for(address)
+
     @contextlib.asynccontextmanager
     async def _pair(self) -> AsyncIterator[tuple[Lane, Lane]]:
         async with self._listener() as listener:
             address = Address.parse(listener.url)
-            left, right = await asyncio.gather(transport_for(address).connect(address, _OPTIONS), listener.accept())
+            left, right = await asyncio.gather(self.transport(address).connect(address, _OPTIONS), listener.accept())
             try:
                 yield left, right
             finally:
@@ -53,7 +57,7 @@ class TransportConformance:
     @contextlib.asynccontextmanager
     async def _listener(self) -> AsyncIterator[Listener]:
         address = Address.parse(self.url)
-        listener = await transport_for(address).listen(address, _OPTIONS)
+        listener = await self.transport(address).listen(address, _OPTIONS)
         try:
             yield listener
         finally:
@@ -161,14 +165,14 @@ class TransportConformance:
     async def test_nobody_listens(self) -> None:
         """Connecting to a free address fails at once with a typed error."""
         address = Address.parse(self.free_url)
-        task = asyncio.create_task(transport_for(address).connect(address, _OPTIONS))
+        task = asyncio.create_task(self.transport(address).connect(address, _OPTIONS))
         assert isinstance(await _outcome(task), ConnectionFailedError)
 
     async def test_the_address_is_taken(self) -> None:
         """Listening where somebody listens fails at once with a typed error."""
         async with self._listener() as listener:
             address = Address.parse(listener.url)
-            task = asyncio.create_task(transport_for(address).listen(address, _OPTIONS))
+            task = asyncio.create_task(self.transport(address).listen(address, _OPTIONS))
             assert isinstance(await _outcome(task), ConnectionFailedError)
 
     async def test_an_address_can_be_bound_again(self) -> None:
@@ -176,7 +180,7 @@ class TransportConformance:
         async with self._listener() as listener:
             url = Address.parse(listener.url)
         for _ in range(3):
-            again = await transport_for(url).listen(url, _OPTIONS)
+            again = await self.transport(url).listen(url, _OPTIONS)
             again.close()
 
 

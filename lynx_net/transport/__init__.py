@@ -9,19 +9,38 @@ from lynx_net.transport.base import Address, Lane, Listener, SocketOptions, Tran
 from lynx_net.transport.memory import MemoryTransport
 from lynx_net.transport.options import Keepalive, PerClass
 from lynx_net.transport.tcp import TcpTransport
+from lynx_net.transport.tls import TlsConfig, TlsTransport
 from lynx_net.transport.unix import UnixTransport
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Address", "Keepalive", "Lane", "Listener", "PerClass", "SocketOptions", "Transport", "transport_for"]
+__all__ = [
+    "Address",
+    "Keepalive",
+    "Lane",
+    "Listener",
+    "PerClass",
+    "SocketOptions",
+    "TlsConfig",
+    "Transport",
+    "transport_for",
+]
 
 _SCHEMES: dict[str, Callable[[], Transport]] = {"memory": MemoryTransport, "tcp": TcpTransport, "unix": UnixTransport}
 
 
-def transport_for(address: Address) -> Transport:
-    """The transport of an address; raises LocalProtocolError for an unknown scheme."""
+def transport_for(address: Address, tls: TlsConfig | None = None) -> Transport:
+    """The transport of an address; raises LocalProtocolError for an unknown scheme, or certificates without tls://."""
+    if address.scheme == "tls":
+        if tls is None:
+            raise LocalProtocolError(f"{address} needs certificates: tls=TlsConfig(...)")
+        return TlsTransport(tls)
+    if tls is not None:
+        raise LocalProtocolError(f"{address} would carry everything in clear; with certificates write tls://")
     make = _SCHEMES.get(address.scheme)
     if make is None:
-        raise LocalProtocolError(f"unknown scheme {address.scheme!r}; known are {', '.join(sorted(_SCHEMES))}")
+        raise LocalProtocolError(
+            f"unknown scheme {address.scheme!r}; known are {', '.join(sorted([*_SCHEMES, 'tls']))}"
+        )
     return make()

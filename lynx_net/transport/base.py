@@ -35,7 +35,7 @@ class Address:
 
     @classmethod
     def parse(cls, url: str) -> Address:
-        """Read "tcp://host:port", "tcp://[::1]:port", "unix:///path", "unix://@name" or "memory://name"."""
+        """Read "tcp://host:port", "tls://host:port", "tcp://[::1]:port", "unix:///path", "unix://@name", "memory://name"."""
         scheme, separator, rest = url.partition("://")
         if not separator or not scheme or not rest:
             raise LocalProtocolError(f"{url!r} is not an address; write for example tcp://127.0.0.1:7000")
@@ -95,7 +95,16 @@ class Lane(ABC):
 
         Raises:
             ConnectionLostError: the peer is gone.
+            HandshakeError: where the transport has a handshake of its own, it failed; also of `receive_into`.
         """
+
+    def try_send(self, data: bytes) -> bool:
+        """Hand a few last bytes to the transport without waiting, before a close; says whether all were taken.
+
+        Nothing else may be sent behind bytes that were not taken whole.
+        """
+        del data
+        return False
 
     @abstractmethod
     async def receive_into(self, views: Sequence[memoryview]) -> int:

@@ -73,6 +73,12 @@ class SocketLane(Lane):
             if sent:
                 views[0] = views[0][sent:]
 
+    def try_send(self, data: bytes) -> bool:
+        try:
+            return self._sock.send(data) == len(data)
+        except OSError:
+            return False
+
     async def receive_into(self, views: Sequence[memoryview]) -> int:
         while True:
             await self._let_others_run()

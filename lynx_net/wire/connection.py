@@ -16,7 +16,8 @@ States of a transfer at its receiver:  PENDING -> ACCEPTED -> COMPLETE,  and fro
     Received       frames of a lane that need not be remembered any more (lanes.py)
     Ping           nothing; hearing it was its purpose
     Bye            the peer will send no more; what is still open fails
-    Hello, Reject  only before the link is up; here a RemoteProtocolError
+    Hello, Proof,  only before the link is up; here a RemoteProtocolError
+    Reject
 
 Rules of time (`now` is an argument everywhere):
 

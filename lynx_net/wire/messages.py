@@ -31,6 +31,7 @@ __all__ = [
     "Message",
     "OfferMessage",
     "Ping",
+    "Proof",
     "Received",
     "Refuse",
     "Reject",
@@ -83,6 +84,7 @@ class Hello(Message):
         deadline_ms: silence after which the sender of this message gives its peer up.
         received: None on the first connection of a lane; on a later one the number of frames that its sender
             has received on this lane so far.
+        nonce: 32 fresh random bytes if the sender has a shared key, and none if it has not.
     """
 
     tag: ClassVar[str] = "hello"
@@ -95,11 +97,20 @@ class Hello(Message):
     initial_credit: int
     deadline_ms: int
     received: int | None
+    nonce: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Proof(Message):
+    """Shows, behind the Hellos of a lane, that its sender has the shared key; see lynx_net/wire/proof.py."""
+
+    tag: ClassVar[str] = "proof"
+    mac: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Reject(Message):
-    """Answer to a Hello that does not fit; the connection is closed behind it."""
+    """Answer to a Hello or Proof that does not fit; the connection is closed behind it."""
 
     tag: ClassVar[str] = "reject"
     reason: str
@@ -199,10 +210,9 @@ class Bye(Message):
     reason: str
 
 
-MESSAGE_TYPES: dict[str, type[Message]] = {
-    kind.tag: kind
-    for kind in (Hello, Reject, Ping, Request, Refuse, OfferMessage, Accept, Credit, Complete, Received, Abort, Bye)
-}
+_HANDSHAKE = (Hello, Proof, Reject)
+_LINK = (Ping, Request, Refuse, OfferMessage, Accept, Credit, Complete, Received, Abort, Bye)
+MESSAGE_TYPES: dict[str, type[Message]] = {kind.tag: kind for kind in (*_HANDSHAKE, *_LINK)}
 _FIELD_TYPES: dict[str, tuple[type, ...]] = {
     "int": (int,),
     "str": (str,),
@@ -257,7 +267,9 @@ def decode_message(payload: bytes) -> Message:
     del data["t"]
     if data.keys() != schema.keys():
         odd = ", ".join(sorted(str(name)[:40] for name in data.keys() ^ schema.keys())[:8])
-        raise RemoteProtocolError(f"a {tag} message with missing or unknown fields: {odd}")
+        version = data.get("version")
+        other = f"; its version is {version!r:.20}, this side speaks {PROTOCOL_VERSION}" if tag == Hello.tag else ""
+        raise RemoteProtocolError(f"a {tag} message with missing or unknown fields: {odd}{other}")
     wrong = _wrong_field(data, schema)
     if wrong is not None:
         raise RemoteProtocolError(f"a {tag} message whose {wrong}")

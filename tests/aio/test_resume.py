@@ -116,7 +116,7 @@ def test_any_moment_over_several_lanes(make_cache: Any, same: Any, monkeypatch: 
 
     async def run() -> int:
         nonlocal trouble
-        config = LinkConfig(resume_s=2.0)
+        config = LinkConfig(resume_s=60.0)
         async with (
             lynx_net.serve("memory://there", config=config, rate="2Mbit") as server,
             lynx_net.connect("memory://there", config=config, lanes=3, rate="2Mbit") as link,

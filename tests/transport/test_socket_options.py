@@ -206,7 +206,7 @@ async def test_packets_carry_the_code_point_of_their_class(url: str) -> None:
 async def test_a_link_marks_what_it_sends(pump: Any, make_cache: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bytes of each code point on the wire are those of the class; pacing keeps the kernel's queue empty between."""
     if pump is LoopPump:
-        monkeypatch.setattr("lynx_net.aio.link._make_pump", LoopPump)
+        monkeypatch.setattr("lynx_net.aio.link.ThreadPump", LoopPump)
     sockets = SocketOptions(dscp=DSCP, priority=PRIORITY)
     cache = make_cache(tokens=600)
     async with lynx_net.serve("tcp://127.0.0.1:0", sockets=sockets) as server:

@@ -41,6 +41,7 @@ from lynx_net.wire.messages import (
     Message,
     OfferMessage,
     Ping,
+    Proof,
     Refuse,
     Reject,
     Request,
@@ -331,7 +332,7 @@ def test_ping_does_nothing(message: Message) -> None:
     assert said(side) == []
 
 
-@pytest.mark.parametrize("message", [Hello(1, b"", b"", 0, 1, 4096, 0, 1, None), Reject("no")], ids=["hello", "reject"])
+@pytest.mark.parametrize("message", [Hello(2, b"", b"", 0, 1, 4096, 0, 1, None, b""), Proof(b""), Reject("no")])
 def test_a_handshake_on_a_link_that_is_up(message: Message) -> None:
     with pytest.raises(RemoteProtocolError, match="already up"):
         hear(make_side(), message)

@@ -1,11 +1,14 @@
-"""Golden vectors: the bytes of version 1, which no later change may move.
+"""Golden vectors: the bytes of version 2, which no later change may move.
 
 `python tests/wire/test_golden.py` writes them anew; that is right only together with a new protocol version.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,6 +41,7 @@ from lynx_net.wire.messages import (
     Message,
     OfferMessage,
     Ping,
+    Proof,
     Received,
     Refuse,
     Reject,
@@ -45,6 +49,7 @@ from lynx_net.wire.messages import (
     decode_message,
     encode_message,
 )
+from lynx_net.wire.proof import CONNECTING, SERVING, prove, proves
 from lynx_net.wire.receiving import TransferComplete
 from lynx_net.wire.scheduler import SendBytes, seal
 
@@ -52,10 +57,12 @@ GOLDEN = Path(__file__).parent / "golden"
 LAYOUT = CacheLayout(layers=1, tokens=2, heads=2, key_size=3, value_size=0, page_tokens=2, raw_head=1, raw_tail=0)
 """One page, whose streams have 4097 and 0 bytes."""
 
-HELLO = Hello(2, bytes(range(16)), bytes(range(8)), 0, 1, 4096, 5000, 6000, None)
+HELLO = Hello(2, bytes(range(16)), bytes(range(8)), 0, 1, 4096, 5000, 6000, None, b"")
+KEY = bytes(range(16))
 MESSAGES: list[Message] = [
     HELLO,
-    Reject("version: this side speaks 1, the peer 2"),
+    Proof(bytes(range(32))),
+    Reject("version: this side speaks 2, the peer 3"),
     Ping(),
     Request("request-1", {"prompt": [1, 300, 70_000], "temperature": 0.5, "model": "modèle"}),
     Refuse("request-1", "no such cache"),
@@ -111,14 +118,24 @@ def transfer() -> list[tuple[str, bytes]]:
     return lines
 
 
+def keyed_handshake() -> list[tuple[str, bytes]]:
+    """The four frames of a lane whose sides share KEY."""
+    hellos = [encode_message(replace(HELLO, nonce=bytes([number] * 32))) for number in (1, 2)]
+    proofs = [encode_message(Proof(prove(KEY, role, *hellos))) for role in (CONNECTING, SERVING)]
+    return list(zip("><><", map(pack_control, [*hellos, *proofs]), strict=True))
+
+
 def vectors() -> dict[str, list[str]]:
     files = {message.tag: [pack_control(encode_message(message)).hex()] for message in MESSAGES}
     files["segment-header"] = [pack_segment_header(SEGMENT).hex()]
-    files["transfer"] = [f"{mark} {frame.hex()}" for mark, frame in transfer()]
+    for name, lines in (("transfer", transfer()), ("keyed-handshake", keyed_handshake())):
+        files[name] = [f"{mark} {frame.hex()}" for mark, frame in lines]
     return files
 
 
-@pytest.mark.parametrize("name", [*(message.tag for message in MESSAGES), "segment-header", "transfer"])
+@pytest.mark.parametrize(
+    "name", [*(message.tag for message in MESSAGES), "segment-header", "transfer", "keyed-handshake"]
+)
 def test_the_bytes_are_exactly_these(name: str) -> None:
     assert (GOLDEN / f"{name}.hex").read_text().splitlines() == vectors()[name]
 
@@ -164,6 +181,19 @@ def test_a_reader_understands_the_recorded_transfer() -> None:
     assert tags[:3] == [">hello", "<hello", ">offer"]
     assert tags[-2:] == ["<complete", ">bye"]
     assert received == {(0, stream): page_bytes(1, 0, stream) for stream in (0, 1)}
+
+
+def test_the_recorded_proofs_are_those_of_the_document() -> None:
+    """Computed here from section 4 of docs/wire-format.md, and by the code."""
+    lines = (GOLDEN / "keyed-handshake.hex").read_text().splitlines()
+    payloads = [bytes.fromhex(line[2:])[HEADER_BYTES:] for line in lines]
+    hellos, messages = payloads[:2], [decode_message(payload) for payload in payloads]
+    text = b"".join(len(hello).to_bytes(4, "little") + hello for hello in hellos)
+    labels = (b"lynx_net connecting ", b"lynx_net serving    ")
+    for label, role, message in zip(labels, (CONNECTING, SERVING), messages[2:], strict=True):
+        assert isinstance(message, Proof)
+        assert message.mac == hmac.new(KEY, label + text, hashlib.sha256).digest()
+        assert proves(message.mac, KEY, role, hellos[0], hellos[1])
 
 
 def test_the_vectors_belong_to_this_configuration() -> None:

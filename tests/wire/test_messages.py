@@ -69,7 +69,8 @@ WRONG_VALUES: dict[str, list[Any]] = {
     "dict[str, Any]": [[], "text", None, 1],
 }
 EXAMPLES: list[m.Message] = [
-    m.Hello(1, b"l" * 16, b"i" * 8, 0, 1, 4096, 0, 5000, None),
+    m.Hello(2, b"l" * 16, b"i" * 8, 0, 1, 4096, 0, 5000, None, b""),
+    m.Proof(b"m" * 32),
     m.Reject("no"),
     m.Request("r", {}),
     m.Refuse("r", "no"),
