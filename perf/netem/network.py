@@ -4,7 +4,7 @@
 
 Every line is a veth pair and the switch a bridge in one more namespace, so that nothing of it shows among the interfaces of
 the machine. Rates are kept at the switch's ports towards the hosts: with many senders the link of the receiver is the bottleneck.
-Where a userspace relay makes the delay, each line is two veth pairs with the relay between them.
+Where netem is absent and a delay is asked for, a process (delay_switch.py) takes the place of the bridge.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Network:
         self._congestion = congestion
         self._switch = f"{base}-switch"
         self._processes: list[subprocess.Popen[Any]] = []
-        self._relay: subprocess.Popen[str] | None = None
+        self._delay_switch: subprocess.Popen[str] | None = None
         self._reaper = Reaper([self._switch, *(host.namespace for host in self.hosts)])
         try:
             self._build(shaper)
@@ -107,15 +107,15 @@ class Network:
 
     def check(self) -> None:
         """Raise NetemError if a part of the network has stopped working."""
-        if self._relay is not None and (status := self._relay.poll()) is not None:
-            raise NetemError(f"the delay relay ended with status {status}; nothing passes any more")
+        if self._delay_switch is not None and (status := self._delay_switch.poll()) is not None:
+            raise NetemError(f"the userspace switch ended with status {status}; nothing passes any more")
 
     def close(self) -> None:
         """End the processes of all hosts and remove the namespaces; raises NetemError if that fails."""
         try:
             running = [process for process in self._processes if process.poll() is None]
-            if self._relay is not None:
-                running.append(self._relay)
+            if self._delay_switch is not None:
+                running.append(self._delay_switch)
             for process in running:
                 process.terminate()
             for process in running:
@@ -133,29 +133,22 @@ class Network:
             call(["ip", "netns", "add", namespace])
             call(["ip", "-n", namespace, "link", "set", "lo", "up"])
         means = Means.choose(switch, shape, shaper)
-        relayed = bool(shape.delay_s) and not means.netem
-        call(["ip", "-n", switch, "link", "add", "switch", "type", "bridge", "mcast_snooping", "0"])
-        call(["ip", "-n", switch, "link", "set", "switch", "up"])
+        in_userspace = bool(shape.delay_s) and not means.netem
+        if not in_userspace:
+            call(["ip", "-n", switch, "link", "add", "switch", "type", "bridge", "mcast_snooping", "0"])
+            call(["ip", "-n", switch, "link", "set", "switch", "up"])
         for host in self.hosts:
-            self._plug_in(host, means, relayed=relayed)
-        means.lose_in_switch(switch, shape)
-        if relayed:
-            self._start_relay()
+            self._plug_in(host, means, bridged=not in_userspace)
+        if in_userspace:
+            self._start_delay_switch()
         self.description = f"{len(self.hosts)} hosts, {means.describe(shape)}, TCP {self._congestion}"
 
-    def _plug_in(self, host: Host, means: Means, *, relayed: bool) -> None:
+    def _plug_in(self, host: Host, means: Means, *, bridged: bool) -> None:
         """Connect a host with the switch."""
-        switch, inner = self._switch, host.namespace
-        letter = host.name.lower()
-        port, line = f"to-{letter}", f"line-{letter}"
-        near = line if relayed else port
-        call(["ip", "link", "add", "eth0", "netns", inner, "type", "veth", "peer", "name", near, "netns", switch])
-        if relayed:
-            far = f"far-{letter}"
-            call(["ip", "-n", switch, "link", "add", port, "type", "veth", "peer", "name", far])
-            for device in (near, far):
-                call(["ip", "-n", switch, "link", "set", device, "up"])
-        call(["ip", "-n", switch, "link", "set", port, "master", "switch"])
+        switch, inner, port = self._switch, host.namespace, _port(host)
+        call(["ip", "link", "add", "eth0", "netns", inner, "type", "veth", "peer", "name", port, "netns", switch])
+        if bridged:
+            call(["ip", "-n", switch, "link", "set", port, "master", "switch"])
         means.limit_rate(switch, port, self._shape)
         call(["ip", "-n", switch, "link", "set", port, "up"])
         means.impair(inner, "eth0", self._shape)
@@ -163,17 +156,16 @@ class Network:
         call(["ip", "-n", inner, "link", "set", "eth0", "up"])
         _set_congestion_control(inner, self._congestion)
 
-    def _start_relay(self) -> None:
-        """Half of the delay on each line, so that it adds up between any two hosts."""
-        pairs = [f"line-{host.name.lower()}:far-{host.name.lower()}" for host in self.hosts]
-        argv = [sys.executable, str(Path(__file__).with_name("relay.py")), repr(self._shape.delay_s / 2), *pairs]
-        self._relay = subprocess.Popen(
+    def _start_delay_switch(self) -> None:
+        script = Path(__file__).with_name("delay_switch.py")
+        argv = [sys.executable, str(script), repr(self._shape.delay_s), *map(_port, self.hosts)]
+        self._delay_switch = subprocess.Popen(
             inside(self._switch, *argv), stdout=subprocess.PIPE, text=True, start_new_session=True
         )
-        assert self._relay.stdout is not None
-        with self._relay.stdout as output:
+        assert self._delay_switch.stdout is not None
+        with self._delay_switch.stdout as output:
             if output.readline() != "ready\n":
-                raise NetemError("the delay relay did not start; its message is above")
+                raise NetemError("the userspace switch did not start; its message is above")
 
 
 @contextlib.contextmanager
@@ -231,6 +223,11 @@ def enter(host: Host) -> None:
             raise OSError(number, os.strerror(number), host.namespace)
     finally:
         os.close(namespace)
+
+
+def _port(host: Host) -> str:
+    """The switch's end of a host's line."""
+    return f"to-{host.name.lower()}"
 
 
 def _set_congestion_control(namespace: str, algorithm: str) -> None:

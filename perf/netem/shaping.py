@@ -3,8 +3,8 @@
     what     where                                    done by
     -------  ---------------------------------------  ---------------------------------------------------
     rate     the switch's port towards a host         tbf, or htb where tbf is absent
-    delay    each host's interface                    netem, or a userspace relay where netem is absent
-    loss     each host's interface; in the switch     netem; an nftables rule where netem is absent
+    delay    what a host sends                        netem; a userspace switch where netem is absent
+    loss     what a host sends, or receives           netem, or nftables where netem is absent
 """
 
 from __future__ import annotations
@@ -147,9 +147,9 @@ class Means:
         if shape.rate_bps is not None:
             parts = [f"rate {shape.rate_bps / 1e6:g} Mbit/s by {self.rate} (queue {shape.queue_s * 1e3:g} ms)"]
         if shape.delay_s:
-            parts.append(f"delay {shape.delay_s * 1e3:g} ms each way by {'netem' if self.netem else 'userspace relay'}")
+            parts.append(f"delay {shape.delay_s * 1e3:g} ms each way by {'netem' if self.netem else 'a userspace switch'}")
         if shape.loss:
-            parts.append(f"loss {shape.loss:.4%} by {'netem' if self.netem else 'nftables random drop'}")
+            parts.append(f"loss {shape.loss:.4%} by {'netem' if self.netem else 'nftables'}")
         return ", ".join(parts)
 
     def limit_rate(self, namespace: str, device: str, shape: Shape) -> None:
@@ -167,27 +167,24 @@ class Means:
         call([*add, "parent", "1:1", "bfifo", "limit", limit])
 
     def impair(self, namespace: str, device: str, shape: Shape) -> None:
-        """Delay and lose what a host sends, where netem can."""
+        """Lose packets of a host and, where netem can, delay them."""
         if shape.loss:
             # Otherwise a lost packet would be a whole superframe, 64 KiB, and losses as much rarer.
             call(["ip", "-n", namespace, "link", "set", device, "gso_max_segs", "1"])
         if self.netem:
             call(["tc", "-n", namespace, "qdisc", "add", "dev", device, "root", *netem_options(shape)])
+        elif shape.loss:
+            call(inside(namespace, "nft", "-f", "-"), stdin=nftables_rules(device, shape))
 
-    def lose_in_switch(self, namespace: str, shape: Shape) -> None:
-        """Lose what the switch forwards, where netem cannot."""
-        if not shape.loss or self.netem:
-            return
-        # Only IP: a lost ARP packet would cost a second, as on no real network.
-        call(
-            inside(namespace, "nft", "-f", "-"),
-            stdin=f"""table bridge netem {{
-              chain forward {{
-                type filter hook forward priority 0; policy accept;
-                ether type {{ ip, ip6 }} numgen random mod {_LOSS_STEPS} < {round(shape.loss * _LOSS_STEPS)} counter drop
-              }}
-            }}""",
-        )
+
+def nftables_rules(device: str, shape: Shape) -> str:
+    """A random drop of IP packets that arrive; a lost ARP packet would cost a second, as on no real network."""
+    return f"""table inet netem {{
+        chain input {{
+            type filter hook input priority 0; policy accept;
+            iifname "{device}" numgen random mod {_LOSS_STEPS} < {round(shape.loss * _LOSS_STEPS)} counter drop
+        }}
+    }}"""
 
 
 def netem_options(shape: Shape) -> list[str]:
