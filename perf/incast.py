@@ -49,7 +49,8 @@ class Incast:
 
     Attributes:
         senders: how many, each a host.
-        anchor_bytes, residual_bytes: of each transfer; multiples of PAGE_BYTES, the same number of pages.
+        anchor_bytes: of each transfer, a multiple of PAGE_BYTES.
+        residual_bytes: of each transfer, a multiple of its number of pages.
         lanes: connections of each link.
         rounds: how often it is done, on the same links.
     """
@@ -59,6 +60,14 @@ class Incast:
     residual_bytes: int = 16 * MIB
     lanes: int = 1
     rounds: int = 5
+
+    def __post_init__(self) -> None:
+        if min(self.senders, self.anchor_bytes, self.residual_bytes, self.lanes, self.rounds) < 1:
+            raise LynxError("senders, anchor, residual, lanes and rounds must be at least 1")
+        if self.anchor_bytes % PAGE_BYTES or self.residual_bytes % self.pages:
+            raise LynxError(
+                f"an anchor must be a multiple of {PAGE_BYTES} bytes, a residual one of the {self.pages} pages this makes"
+            )
 
     @property
     def pages(self) -> int:
@@ -78,9 +87,12 @@ def receive(host: Host, incast: Incast, pipe: Connection) -> None:
     class Timed(Swallow):
         """Knows when its last anchor came, and what had come of all residuals by then."""
 
-        anchors = 0
-        anchor_in_s = 0.0
-        residual_bytes = 0
+        def __init__(self, *parts: Any) -> None:
+            super().__init__(*parts)
+            self.anchors = 0
+            self.anchor_in_s = 0.0
+            self.residual_bytes = 0
+            current.append(self)
 
         def page_arrived(self, page: int, stream: int) -> None:
             if stream == 0:
@@ -103,12 +115,13 @@ def receive(host: Host, incast: Incast, pipe: Connection) -> None:
         pipe.send(server.url)
         transfers = aiter(server)
         for _ in range(incast.rounds):
-            current.clear()
             for _ in range(incast.senders):
-                current.append(await anext(transfers))
-            await asyncio.gather(*(transfer.closed() for transfer in current))
+                await anext(transfers)
+            for transfer in current:
+                await transfer.complete
             end_s = time.monotonic()
             last = max(current, key=lambda transfer: transfer.anchor_in_s)
+            current.clear()
             pipe.send((last.anchor_in_s, last.residual_bytes, end_s))
         await server.close()
 
@@ -207,16 +220,14 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5, help="how often (default 5)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
     options = parser.parse_args()
-    if min(options.senders, options.anchor_mib, options.residual_mib, options.lanes, options.rounds) < 1:
-        parser.error("--senders, --anchor-mib, --residual-mib, --lanes and --rounds must be at least 1")
-    incast = Incast(
-        senders=options.senders,
-        anchor_bytes=options.anchor_mib * MIB,
-        residual_bytes=options.residual_mib * MIB,
-        lanes=options.lanes,
-        rounds=options.rounds,
-    )
     try:
+        incast = Incast(
+            senders=options.senders,
+            anchor_bytes=options.anchor_mib * MIB,
+            residual_bytes=options.residual_mib * MIB,
+            lanes=options.lanes,
+            rounds=options.rounds,
+        )
         rate_bps = parse_rate(options.rate)
         assert rate_bps is not None
         shape = {"rate": rate_bps, "delay": options.delay, "queue": options.queue, "shaper": options.shaper}

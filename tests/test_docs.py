@@ -26,7 +26,7 @@ def test_quick_start(capsys: pytest.CaptureFixture[str]) -> None:
         assert capsys.readouterr().out == expected, code
 
 
-@pytest.mark.parametrize("file", ["README.md", "docs/quickstart.md"])
+@pytest.mark.parametrize("file", ["README.md", "docs/quickstart.md", "docs/netem.md"])
 def test_files_that_the_documents_name_exist(file: str) -> None:
     text = (ROOT / file).read_text("utf-8")
     links = re.findall(r"\]\((?!https?:|#)([^)#]+)", text)
@@ -41,4 +41,5 @@ def test_commands_in_the_readme_exist() -> None:
     modules = re.findall(r"python -m (perf\.\w+)", text)
     assert modules
     for module in modules:
-        assert (ROOT / (module.replace(".", "/") + ".py")).is_file(), module
+        path = ROOT / module.replace(".", "/")
+        assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), module

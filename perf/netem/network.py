@@ -67,6 +67,7 @@ class Network:
             for number, letter in enumerate(string.ascii_uppercase[:count], start=1)
         )
         self.description = ""
+        self._closed = False
         self._shape = shape
         self._congestion = congestion
         self._switch = f"{base}-switch"
@@ -112,6 +113,9 @@ class Network:
 
     def close(self) -> None:
         """End the processes of all hosts and remove the namespaces; raises NetemError if that fails."""
+        if self._closed:
+            return
+        self._closed = True
         try:
             running = [process for process in self._processes if process.poll() is None]
             if self._delay_switch is not None:
