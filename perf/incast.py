@@ -1,9 +1,9 @@
 """Eight senders at once, one receiver: `python -m perf.incast --json FILE` (needs root, see docs/netem.md).
 
-Every sender is a process on a host of its own, with one link to the receiver, whose line is the bottleneck. At one moment
-all of them offer a transfer of an anchor and a residual stream. Two figures count:
+Every sender is a process on a host of its own, with one link to the receiver, whose line is the bottleneck. At one
+moment all of them offer a transfer of an anchor and a residual stream. Two figures count:
 
-    anchor_ratio          time from that moment until the last anchor is in, over all anchor bytes at the rate of the line
+    anchor_ratio          time from then until the last anchor is in, over all anchor bytes at the rate of the line
     residual_early_share  share of the residual bytes whose segments had begun to arrive by then
 
 The rate of the line counts Ethernet, IP and TCP headers as well, so that no transport gets below 1.05.
@@ -66,7 +66,7 @@ class Incast:
             raise LynxError("senders, anchor, residual, lanes and rounds must be at least 1")
         if self.anchor_bytes % PAGE_BYTES or self.residual_bytes % self.pages:
             raise LynxError(
-                f"an anchor must be a multiple of {PAGE_BYTES} bytes, a residual one of the {self.pages} pages this makes"
+                f"an anchor must be a multiple of {PAGE_BYTES} bytes, a residual one of {self.pages}, its pages"
             )
 
     @property
@@ -157,6 +157,7 @@ def measure(net: Network, rate_bps: float, incast: Incast) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
 
         def start(target: Any, *arguments: Any) -> Connection:
+            here: Any  # on Windows a pipe is of another class
             here, there = context.Pipe()
             process = context.Process(target=target, args=(*arguments, there), daemon=True)
             process.start()
@@ -215,7 +216,9 @@ def main() -> int:
     parser.add_argument("--rate", default="1Gbit", help="of the receiver's line (default 1Gbit)")
     parser.add_argument("--delay", default="0ms", help="one way (default none)")
     parser.add_argument("--queue", default="25ms", help="of the switch, as time at the rate (default 25ms)")
-    parser.add_argument("--shaper", choices=("tbf", "htb"), help="what keeps the rate (default: tbf if the kernel has it)")
+    parser.add_argument(
+        "--shaper", choices=("tbf", "htb"), help="what keeps the rate (default: tbf if the kernel has it)"
+    )
     parser.add_argument("--lanes", type=int, default=1, help="connections of each link (default 1)")
     parser.add_argument("--rounds", type=int, default=5, help="how often (default 5)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
@@ -239,8 +242,9 @@ def main() -> int:
         return 1
     print(
         f"all anchors in after {figures['anchor_ratio']:.3f} x their bytes at the rate of the line "
-        f"(worst {max(figures['anchor_ratios']):.3f}); until then {figures['residual_early_share']:.2%} of the residual "
-        f"bytes (worst {max(figures['residual_early_shares']):.2%}); everything after {figures['total_ratio']:.3f} x"
+        f"(worst {max(figures['anchor_ratios']):.3f}); until then {figures['residual_early_share']:.2%} of the "
+        f"residual bytes (worst {max(figures['residual_early_shares']):.2%}); "
+        f"everything after {figures['total_ratio']:.3f} x"
     )
     if options.json:
         facts = {

@@ -1,4 +1,4 @@
-"""Small networks of Linux namespaces with a rate, a delay and loss; see docs/netem.md and `python -m perf.netem --help`."""
+"""Small networks of Linux namespaces with a rate, a delay and loss; see docs/netem.md."""
 
 from perf.netem.errors import NetemError
 from perf.netem.network import Host, Network, enter, network, two_hosts

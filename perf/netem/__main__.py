@@ -16,8 +16,8 @@ _CTRL_C_S = 1.0
 """Ctrl-C reaches COMMAND as well; it has this long to end of itself."""
 
 _EPILOG = """\
-COMMAND runs on host A. Hosts have the addresses 10.77.0.1 (A), 10.77.0.2 (B) and so on; COMMAND and what --on starts find them in
-LYNX_NET_HOST_A, LYNX_NET_HOST_B, ..., and the hosts' namespaces, for `ip netns exec`, in LYNX_NET_NETNS_A, ...
+COMMAND runs on host A. Hosts have the addresses 10.77.0.1 (A), 10.77.0.2 (B) and so on. COMMAND and what --on starts
+find them in LYNX_NET_HOST_A, LYNX_NET_HOST_B, ..., and the namespaces, for `ip netns exec`, in LYNX_NET_NETNS_A, ...
 The exit status is that of COMMAND; 125 if the network cannot be built.
 
   python -m perf.netem --delay 10ms -- ping -c 3 10.77.0.2
@@ -40,7 +40,9 @@ def main() -> int:
         "--queue", default=QUEUE_S, help="what a port of the switch keeps, as time at the rate (default 25ms)"
     )
     parser.add_argument("--hosts", type=int, default=2, help=f"2 to {MAX_HOSTS} (default 2)")
-    parser.add_argument("--shaper", choices=("tbf", "htb"), help="what keeps the rate (default: tbf if the kernel has it)")
+    parser.add_argument(
+        "--shaper", choices=("tbf", "htb"), help="what keeps the rate (default: tbf if the kernel has it)"
+    )
     parser.add_argument("--congestion", default="cubic", help="TCP's congestion control (default cubic)")
     parser.add_argument(
         "--on",

@@ -2,7 +2,7 @@
 
 Run by path in the switch's namespace: `delay_switch.py DELAY_S PORT [PORT ...]`. It prints a line when it is ready
 and runs until SIGTERM. Frames keep their order and their offload marks (PACKET_VNET_HDR), so that TCP's superframes of
-64 KiB pass as one. What a port's queue has no room for is lost, as in any switch. Needs nothing but the standard library.
+64 KiB pass as one. What a port's queue has no room for is lost, as in any switch. Needs the standard library only.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
     host A  eth0 ---- to-a  switch  to-b ---- eth0  host B
 
-Every line is a veth pair and the switch a bridge in one more namespace, so that nothing of it shows among the interfaces of
-the machine. Rates are kept at the switch's ports towards the hosts: with many senders the link of the receiver is the bottleneck.
-Where netem is absent and a delay is asked for, a process (delay_switch.py) takes the place of the bridge.
+Every line is a veth pair and the switch a bridge in one more namespace, so that nothing of it shows among the
+interfaces of the machine. Rates are kept at the switch's ports towards the hosts: with many senders the link of the
+receiver is the bottleneck. Where netem is absent and a delay is asked for, a process (delay_switch.py) takes the place
+of the bridge.
 """
 
 from __future__ import annotations
@@ -185,7 +186,7 @@ def network(
 ) -> Iterator[Network]:
     """Build a network for the time of a block.
 
-    Whatever ends the block, or this process, also a signal that it cannot handle, the namespaces and the processes in them go.
+    Whatever ends the block, or this process, the namespaces go and the processes in them; also on SIGKILL.
 
     Args:
         hosts: how many; with senders and one receiver, host A is as good a receiver as any.

@@ -1,7 +1,7 @@
 """Takes the namespaces down when whoever built them is done with them, or is gone, in whatever way.
 
-The reaper is a shell that waits on a pipe whose other end only the builder holds. It lives in a session of its own, so that Ctrl-C
-does not reach it, and knows its namespaces by name before the first of them is made.
+The reaper is a shell that waits on a pipe whose other end only the builder holds. It lives in a session of its own, so
+that Ctrl-C does not reach it, and knows its namespaces by name before the first of them is made.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Rate, delay and loss: what is asked for, and which part of this kernel does it.
 
-    what     where                                    done by
-    -------  ---------------------------------------  ---------------------------------------------------
-    rate     the switch's port towards a host         tbf, or htb where tbf is absent
-    delay    what a host sends                        netem; a userspace switch where netem is absent
-    loss     what a host sends, or receives           netem, or nftables where netem is absent
+what     where                                    done by
+-------  ---------------------------------------  ---------------------------------------------------
+rate     the switch's port towards a host         tbf, or htb where tbf is absent
+delay    what a host sends                        netem; a userspace switch where netem is absent
+loss     what a host sends, or receives           netem, or nftables where netem is absent
 """
 
 from __future__ import annotations
@@ -147,7 +147,9 @@ class Means:
         if shape.rate_bps is not None:
             parts = [f"rate {shape.rate_bps / 1e6:g} Mbit/s by {self.rate} (queue {shape.queue_s * 1e3:g} ms)"]
         if shape.delay_s:
-            parts.append(f"delay {shape.delay_s * 1e3:g} ms each way by {'netem' if self.netem else 'a userspace switch'}")
+            parts.append(
+                f"delay {shape.delay_s * 1e3:g} ms each way by {'netem' if self.netem else 'a userspace switch'}"
+            )
         if shape.loss:
             parts.append(f"loss {shape.loss:.4%} by {'netem' if self.netem else 'nftables'}")
         return ", ".join(parts)
