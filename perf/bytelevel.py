@@ -38,10 +38,12 @@ class Swallow(IncomingTransfer):
         self.link.decoded(self, [page], stream)
 
 
-def endpoint(rate: str | float | None = None, **config: Any) -> Endpoint[Link]:
-    """An endpoint without codecs; `config` are fields of LinkConfig."""
+def endpoint(
+    rate: str | float | None = None, *, incoming: type[IncomingTransfer] = Swallow, **config: Any
+) -> Endpoint[Link]:
+    """An endpoint without codecs; `incoming` takes what arrives, `config` are fields of LinkConfig."""
     return Endpoint(
-        lambda parts: Link(parts, Swallow), config=LinkConfig(**({"memory_bytes": ROOMY} | config)), rate=rate
+        lambda parts: Link(parts, incoming), config=LinkConfig(**({"memory_bytes": ROOMY} | config)), rate=rate
     )
 
 

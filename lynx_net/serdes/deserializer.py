@@ -83,7 +83,8 @@ class ReceivedTransfer(IncomingTransfer):
 
     def page_arrived(self, page: int, stream: int) -> None:
         """Visits of the decoder thread cost more than a page: one is due when a layer is whole, or much waits."""
-        if self._error is not None:
+        state = self.link.core.receive_state(self.id)
+        if self._error is not None or state is None:
             return
         for earlier in self._waiting[:stream]:
             earlier.pop(page, None)
@@ -94,7 +95,7 @@ class ReceivedTransfer(IncomingTransfer):
         due = (
             self._layer_arrived[stream][layer] == len(self._layer_sizes)
             or len(self._waiting[stream]) >= BATCH_PAGES
-            or self._waiting_bytes[stream] >= self._window_bytes(stream) // 4
+            or self._waiting_bytes[stream] >= state.windows[stream].window // 4
         )
         if due and not self._decoding:
             self._decoding = True
@@ -112,10 +113,6 @@ class ReceivedTransfer(IncomingTransfer):
             decoding = self._decoding
         if not decoding:
             super().fail(error)
-
-    def _window_bytes(self, stream: int) -> int:
-        config = self.link.core.config
-        return config.residual_window_bytes if stream else config.anchor_window_bytes
 
     def _decode_waiting(self) -> None:
         """Runs in the decoder thread until nothing waits."""

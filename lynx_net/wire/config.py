@@ -28,6 +28,9 @@ class LinkConfig:
         initial_credit_bytes: what a peer may send of stream 0 with its offer, before it is accepted.
         anchor_window_bytes: granted ahead on stream 0 of a transfer.
         residual_window_bytes: granted ahead on each later stream; small, since it cannot be recalled.
+        early_residual_bytes: granted ahead on a later stream while bytes of an earlier one of the same transfer are
+            owed: an anchor that another peer begins meanwhile finds this much ahead of itself. It is raised to two
+            segments, and covers rate times round trip where a sender is to use a line that its anchors leave idle.
         memory_bytes: encoded bytes held at once for all incoming transfers of a process.
         max_pending_offers: incoming transfers of a link that may be open at once, those waiting for memory included;
             more are aborted.
@@ -42,6 +45,7 @@ class LinkConfig:
     initial_credit_bytes: int = 1024 * 1024
     anchor_window_bytes: int = 32 * 1024 * 1024
     residual_window_bytes: int = 4 * 1024 * 1024
+    early_residual_bytes: int = 512 * 1024
     memory_bytes: int = 8 * 1024 * 1024 * 1024
     max_pending_offers: int = 256
     max_pending_requests: int = 1024
@@ -56,8 +60,8 @@ class LinkConfig:
             raise LocalProtocolError(f"segment_bytes must be {MIN_SEGMENT_BYTES} to {MAX_SEGMENT_BYTES}")
         if min(self.anchor_window_bytes, self.residual_window_bytes) < 2 * self.segment_bytes:
             raise LocalProtocolError("a credit window must hold at least two segments")
-        if self.initial_credit_bytes < 0:
-            raise LocalProtocolError("initial_credit_bytes must not be negative")
+        if self.initial_credit_bytes < 0 or self.early_residual_bytes < 0:
+            raise LocalProtocolError("initial_credit_bytes and early_residual_bytes must not be negative")
         if min(self.memory_bytes, self.max_pending_offers, self.max_pending_requests) < 1:
             raise LocalProtocolError("memory_bytes, max_pending_offers and max_pending_requests must be positive")
         if self.send_queue_bytes < 1:

@@ -386,6 +386,7 @@ class LinkCore:
             windows,
             config.initial_credit_bytes,
             self._book.pool,
+            early_window=config.early_residual_bytes,
         )
         self._receiving[offer.transfer] = state
         self._pending.discard(offer.transfer)

@@ -12,6 +12,8 @@ Rules:
    layers are; it is complete when it is ready at its last stream. A transfer without pages is complete at once.
 6. A sender begins a page only when it has sent all of the page before in that stream. Until the transfer is accepted,
    the buffers of all pages but the largest therefore fit into the initial credit; more is a RemoteProtocolError.
+7. The window of a later stream is narrow, two segments or a little more, until every earlier stream of the transfer is
+   in: it keeps an idle line busy, but what is granted cannot be recalled when another peer begins an anchor.
 """
 
 from __future__ import annotations
@@ -100,6 +102,7 @@ class ReceiveState:
         windows: the credit window of each stream, bytes.
         initial_credit: granted for stream 0 by the handshake.
         pool: where the buffers of page streams come from and go back to.
+        early_window: window of a later stream while an earlier one is owed (rule 7); None: the same as afterwards.
     """
 
     def __init__(
@@ -112,14 +115,14 @@ class ReceiveState:
         windows: Sequence[int],
         initial_credit: int,
         pool: BufferPool | None = None,
+        *,
+        early_window: int | None = None,
     ) -> None:
         self._pool = BufferPool() if pool is None else pool
         self.transfer = transfer
         self.layout = layout
         self.streams = streams
         self.segment_bytes = segment_bytes
-        self.windows = [ReceiveWindow(size) for size in windows]
-        self.windows[0].limit = initial_credit
         self.accepted = False
         """Set by the credit book when the memory of the transfer is reserved."""
         self._initial_credit = initial_credit
@@ -127,6 +130,13 @@ class ReceiveState:
         self._early_largest = 0
         self._sizes = sizes
         self._page_count = layout.page_count
+        self._full_windows = windows
+        self.windows = [ReceiveWindow(size) for size in windows]
+        self.windows[0].limit = initial_credit
+        if early_window is not None:
+            for stream in range(1, streams):
+                two_segments = 2 * min(segment_bytes, self._largest_page(stream))
+                self.windows[stream].window = min(max(early_window, two_segments), windows[stream])
         self._pages: dict[int, _Page] = {}
         self._arrived_pages = [0] * streams
         per_layer = len(layout.layer_pages(0)) if layout.layers else 0
@@ -151,9 +161,20 @@ class ReceiveState:
 
     def early_bytes(self) -> int:
         """The most that the initial credit makes us hold before the transfer is accepted (rule 6)."""
+        return self._initial_credit + self._largest_page(0)
+
+    def _largest_page(self, stream: int) -> int:
+        """The most bytes that a page can have in this stream; all layers have pages of the same shapes."""
         pages = self.layout.layer_pages(0) if self._page_count else range(0)
         shapes = {self.layout.page(index).shape: index for index in pages}
-        return self._initial_credit + max((max(self._sizes(index)[0]) for index in shapes.values()), default=0)
+        return max((max(self._sizes(index)[stream]) for index in shapes.values()), default=0)
+
+    def _widen(self) -> None:
+        """A stream is in: the next ones get their whole window, up to the first that is still owed (rule 7)."""
+        for stream in range(1, self.streams):
+            if self.owes(stream - 1):
+                return
+            self.windows[stream].window = self._full_windows[stream]
 
     @property
     def complete(self) -> bool:
@@ -223,6 +244,8 @@ class ReceiveState:
         if page_stream.missing:
             return []
         self._arrived_pages[header.stream] += 1
+        if not self.owes(header.stream):
+            self._widen()
         self.windows[header.stream].hold(page_stream.data.nbytes)
         events: list[PageArrived] = []
         while page.handed_out < self.streams:

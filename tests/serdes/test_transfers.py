@@ -112,6 +112,22 @@ async def test_anchors_are_decoded_first_and_refined_in_place(make_cache: Any, s
     assert same(full, cache.decoded("lynx"))
 
 
+@pytest.mark.parametrize("url", URLS)
+async def test_residuals_use_the_time_in_which_the_next_layer_is_computed(url: str, make_cache: Any, same: Any) -> None:
+    """A layer is refined before the anchors of the next one come, although the window is narrower than a page."""
+    cache = make_cache(layers=2, tokens=600, heads=4, key_size=64, value_size=64)
+    config = LinkConfig(segment_bytes=4096, early_residual_bytes=0)
+    async with lynx_net.serve(url, config=config) as server, lynx_net.connect(server.url) as link:
+        async with link.send("r", cache.layout) as sending:
+            await sending.write(0, cache.arrays[0, "key"], cache.arrays[0, "value"])
+            transfer = await anext(aiter(server))
+            async with asyncio.timeout(20):
+                await transfer.layer_ready(0, 1)
+            await sending.write(1, cache.arrays[1, "key"], cache.arrays[1, "value"])
+        await transfer.complete
+    assert same(transfer.target, cache.decoded("lynx"))
+
+
 async def test_the_rate_is_kept(make_cache: Any) -> None:
     """In virtual time the transfer takes its bytes over the rate, within 2 %."""
     cache = make_cache(layers=4, tokens=1024, heads=4, key_size=64, value_size=64)

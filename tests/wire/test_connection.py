@@ -501,6 +501,7 @@ def test_the_segment_size_is_what_both_sides_and_the_rate_allow(
         {"segment_bytes": (1 << 24) + 1},
         {"anchor_window_bytes": 8191},
         {"residual_window_bytes": 8191},
+        {"early_residual_bytes": -1},
         {"initial_credit_bytes": -1},
         {"memory_bytes": 0},
         {"max_pending_offers": 0},

@@ -37,10 +37,20 @@ class Incoming:
 class Incast:
     """Several senders, each with a real scheduler, into one credit book; every grant is checked when it is made."""
 
-    def __init__(self, memory_bytes: int, seed: int, initial_credit: int = 0) -> None:
+    def __init__(
+        self,
+        memory_bytes: int,
+        seed: int,
+        initial_credit: int = 0,
+        *,
+        window: int = WINDOW,
+        early_window: int | None = None,
+    ) -> None:
         self.book = CreditBook(memory_bytes)
         self.random = random.Random(seed)
         self.initial_credit = initial_credit
+        self.window = window
+        self.early_window = early_window
         self.senders: dict[str, Scheduler] = {}
         self.incoming: dict[tuple[str, int], Incoming] = {}
         self.offered: list[tuple[str, int]] = []
@@ -61,7 +71,16 @@ class Incast:
             for page in range(LAYOUT.page_count):
                 for stream in range(STREAMS):
                     scheduler.submit(transfer, page, stream, memoryview(page_bytes(transfer, page, stream)))
-        state = ReceiveState(transfer, LAYOUT, STREAMS, SEGMENT, page_sizes, [WINDOW] * STREAMS, self.initial_credit)
+        state = ReceiveState(
+            transfer,
+            LAYOUT,
+            STREAMS,
+            SEGMENT,
+            page_sizes,
+            [self.window] * STREAMS,
+            self.initial_credit,
+            early_window=self.early_window,
+        )
         incoming = self.incoming[link, transfer] = Incoming(state, need_bytes)
         incoming.limits[0] = self.initial_credit
         self.offered.append((link, transfer))
@@ -156,12 +175,17 @@ class Incast:
     needs=st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 100)), min_size=1, max_size=7),
     aborts=st.sets(st.integers(0, 6), max_size=3),
     initial_credit=st.sampled_from([0, 5000]),
+    windows=st.sampled_from([(WINDOW, None), (WINDOW, 0), (8 * WINDOW, 0), (8 * WINDOW, 3 * SEGMENT + 1)]),
     seed=st.integers(0, 10**6),
 )
 def test_everything_arrives_with_windows_of_two_segments(
-    needs: list[tuple[str, int]], aborts: set[int], initial_credit: int, seed: int
+    needs: list[tuple[str, int]],
+    aborts: set[int],
+    initial_credit: int,
+    windows: tuple[int, int | None],
+    seed: int,
 ) -> None:
-    incast = Incast(100, seed, initial_credit)
+    incast = Incast(100, seed, initial_credit, window=windows[0], early_window=windows[1])
     for number, (link, need) in enumerate(needs):
         incast.offer(link, 2 * number + 1, need)
         for _ in range(incast.random.randrange(20)):
@@ -212,6 +236,22 @@ def test_finishing_anchors_frees_the_residuals_of_all_links() -> None:
     while not incast.incoming["b", 1].limits[1]:
         assert incast.step()
     assert not incast.incoming["a", 1].state.owes(0)
+
+
+def test_an_anchor_that_begins_later_finds_little_residual_ahead_of_itself() -> None:
+    incast = Incast(1000, 0, window=8 * WINDOW, early_window=0)
+    incast.offer("a", 1, 10)
+    a = incast.incoming["a", 1]
+    assert a.limits == [8 * WINDOW] + [2 * SEGMENT] * (STREAMS - 1)
+    incast.offer("b", 1, 10, submit=False)
+    while incast.send_one("a"):
+        pass
+    assert not a.state.owes(0)
+    assert a.limits[1] == 2 * SEGMENT  # which b's anchor has to wait for, and no more
+    incast.remove("b", 1)
+    assert a.limits[1] > 2 * SEGMENT
+    incast.run()
+    assert not incast.incoming
 
 
 def test_offers_are_accepted_in_their_order_even_if_a_later_one_would_fit() -> None:

@@ -220,6 +220,29 @@ def test_a_transfer_without_pages_is_complete_at_once(fields: dict[str, int]) ->
     assert state.early_bytes() == NEED_BYTES
 
 
+def test_the_windows_of_later_streams_open_one_after_the_other() -> None:
+    full = [1 << 20] * STREAMS
+    state = ReceiveState(1, LAYOUT, STREAMS, 4096, page_sizes, full, NEED_BYTES, early_window=10_000)
+    for window in state.windows[1:]:
+        window.limit = NEED_BYTES
+    state.accepted = True
+    for stream in range(STREAMS):
+        # Stream 0 is never narrowed, nor is one whose earlier streams are all in.
+        assert [window.window for window in state.windows] == full[: stream + 1] + [10_000] * (STREAMS - 1 - stream)
+        for header, payload in ALL:
+            if header.stream == stream:
+                fill(state, header, payload)
+                state.segment_arrived(header, checksum(payload))
+    assert [window.window for window in state.windows] == full
+
+
+@pytest.mark.parametrize(("early", "full", "narrow"), [(0, 1 << 20, 8192), (0, 9000, 8192), (10_000, 9000, 9000)])
+def test_a_narrow_window_holds_two_segments_and_is_no_wider_than_the_whole(early: int, full: int, narrow: int) -> None:
+    state = ReceiveState(1, LAYOUT, STREAMS, 4096, page_sizes, [full] * STREAMS, 0, early_window=early)
+    assert max(SIZES) > 4096
+    assert state.windows[1].window == narrow
+
+
 def test_nothing_is_ready_before_any_byte() -> None:
     assert make_state().start() == []
 
