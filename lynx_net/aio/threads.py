@@ -9,18 +9,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import select
 import socket
 import struct
 import threading
 from typing import TYPE_CHECKING
 
+from lynx_net.aio import lane_io
 from lynx_net.aio.pump import Pump, PumpOwner, handle_control, handle_segment, never_offered
 from lynx_net.errors import ConnectionLostError, LynxError
 from lynx_net.transport.base import lost
 from lynx_net.wire.connection import SegmentAwaitsOffer
 from lynx_net.wire.frames import FrameReader, SegmentFrame, SegmentStart, checksum
-from lynx_net.wire.scheduler import SendBytes, WaitUntil, seal
+from lynx_net.wire.scheduler import SendBytes, WaitUntil
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,21 +32,14 @@ __all__ = ["ThreadPump"]
 
 logger = logging.getLogger("lynx_net")
 
-_WAIT_ALL_BYTES = 32 * 1024
-"""Above this much missing payload a receive waits for all of it; below, it takes what is there and the next header."""
-
-_WAIT_ALL_MOST_BYTES = 1024 * 1024
-"""Payloads received at once: what came before can be checked while the next ones arrive."""
-
 _STOP_S = 2.0
 """A thread whose socket is shut down ends at once; one that does not must not keep a closing link."""
 
-_MAX_BUFFERS = 512
 _BATCH_S = 0.001
 """Segments are sent together while that takes no longer: what has been chosen is ahead of everything urgent."""
 _MAX_BATCH_BYTES = 4 * 1024 * 1024
-_MAX_BATCH = _MAX_BUFFERS // 2
-"""Frames that leave in one system call; a segment is two buffers."""
+_MAX_BATCH = 256
+"""Frames that are sent together."""
 
 
 class ThreadPump(Pump):
@@ -70,6 +63,7 @@ class ThreadPump(Pump):
         self._all_ended = asyncio.Event()
 
     def start(self) -> None:
+        logger.debug("link to %s: %s", self.lanes[0].peer, lane_io.describe())
         timeout = struct.pack("@ll", int(self._wait_s), int(self._wait_s % 1 * 1e6))
         for index, sock in enumerate(self._sockets):
             sock.setblocking(True)
@@ -153,7 +147,7 @@ class ThreadPump(Pump):
             if not batch:
                 return
             began_s = owner.clock()
-            _send_all(sock, seal(batch))
+            lane_io.IN_USE.send_batch(sock, batch)
             took_s = owner.clock() - began_s
             if took_s > _BATCH_S:
                 batch_bytes = max(batch_bytes // 2, least_bytes)
@@ -186,30 +180,29 @@ class ThreadPump(Pump):
     def _receive_loop(self, index: int) -> None:
         sock, peer = self._sockets[index], self.lanes[index].peer
         reader = FrameReader()
-        readable = select.poll()
-        readable.register(sock, select.POLLIN)
         while not self._stopping:
-            views = reader.buffers()
+            *payloads, tail = reader.buffers()
             try:
-                if len(views) > 1 and (payloads := _some(views[:-1], _WAIT_ALL_MOST_BYTES)):
-                    count = sock.recvmsg_into(payloads, 0, socket.MSG_WAITALL)[0]
-                else:
-                    count = sock.recvmsg_into(views, 0, socket.MSG_DONTWAIT)[0]
+                count, sums = lane_io.IN_USE.receive_payloads(sock, payloads, tail, self._wait_s)
             except BlockingIOError:
-                # Not in the receive itself: the kernel wakes that for every byte that is sent on the socket, too.
-                readable.poll(self._wait_s * 1000)
                 continue
             if count == 0:
                 raise ConnectionLostError(f"{peer} closed the connection")
-            self._handle(reader, reader.received(count))
+            self._handle(reader, reader.received(count), payloads, sums)
 
-    def _handle(self, reader: FrameReader, frames: Sequence[Frame]) -> None:
-        """Frames in order, with the lock taken once for a whole burst."""
+    def _handle(
+        self, reader: FrameReader, frames: Sequence[Frame], views: Sequence[memoryview], view_sums: Sequence[int]
+    ) -> None:
+        """Frames in order, with the lock taken once for a whole burst. They begin with those that `views` filled."""
         owner = self.owner
-        sums = [
-            checksum(frame.payload) if isinstance(frame, SegmentFrame) and frame.payload is not None else 0
-            for frame in frames
-        ]
+        sums: list[int] = []
+        for place, frame in enumerate(frames):
+            if not isinstance(frame, SegmentFrame) or frame.payload is None:
+                sums.append(0)
+            elif place < len(view_sums) and len(views[place]) == len(frame.payload):
+                sums.append(view_sums[place])
+            else:  # its first bytes came in an earlier receive
+                sums.append(checksum(frame.payload))
         with owner.lock:
             if not frames:
                 owner.core.heard(owner.clock(), reader.segment)
@@ -237,23 +230,3 @@ class ThreadPump(Pump):
                             raise never_offered(header) from None
                     finally:
                         self._waiting_for_offer -= 1
-
-
-def _some(views: list[memoryview], most_bytes: int) -> list[memoryview]:
-    """The first views, up to `most_bytes` but one at least; none if they are not worth a wait."""
-    total = count = 0
-    while count < len(views) and (not count or total + len(views[count]) <= most_bytes):
-        total += len(views[count])
-        count += 1
-    return views[:count] if total > _WAIT_ALL_BYTES else []
-
-
-def _send_all(sock: socket.socket, buffers: Sequence[bytes | memoryview]) -> None:
-    """Send all buffers, as many at a time as the kernel takes."""
-    views = [memoryview(buffer) for buffer in buffers]
-    while views:
-        sent = sock.sendmsg(views[:_MAX_BUFFERS])
-        while views and sent >= views[0].nbytes:
-            sent -= views.pop(0).nbytes
-        if sent:
-            views[0] = views[0][sent:]
