@@ -15,10 +15,11 @@ from lynx_net.wire.scheduler import BURST_BYTES, seal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import ModuleType
 
     from lynx_net.wire.scheduler import SendBytes
 
-__all__ = ["IN_USE", "PYTHON", "LaneIo", "describe"]
+__all__ = ["IN_USE", "PYTHON", "LaneIo", "describe", "native"]
 
 _MAX_BUFFERS = 512
 """Of one system call."""
@@ -96,6 +97,22 @@ class LaneIo(NamedTuple):
 
 PYTHON = LaneIo("Python", python_send, python_receive)
 
+
+def native(lanes: ModuleType) -> LaneIo:
+    """The implementation of the built extension `lynx_net.aio._lanes`."""
+
+    def send_batch(sock: socket.socket, batch: list[SendBytes]) -> None:
+        lanes.send(sock.fileno(), batch, MAX_BURST, BURST_BYTES)
+
+    def receive_payloads(
+        sock: socket.socket, payloads: list[memoryview], tail: memoryview, wait_s: float
+    ) -> tuple[int, list[int]]:
+        result: tuple[int, list[int]] = lanes.receive(sock.fileno(), payloads, tail, wait_s)
+        return result
+
+    return LaneIo("C", send_batch, receive_payloads)
+
+
 _why_python = ""
 try:
     from lynx_net.aio import _lanes
@@ -103,16 +120,7 @@ except ImportError as error:
     _why_python = str(error)
     IN_USE = PYTHON
 else:
-
-    def _native_send(sock: socket.socket, batch: list[SendBytes]) -> None:
-        _lanes.send(sock.fileno(), batch, MAX_BURST, BURST_BYTES)
-
-    def _native_receive(
-        sock: socket.socket, payloads: list[memoryview], tail: memoryview, wait_s: float
-    ) -> tuple[int, list[int]]:
-        return _lanes.receive(sock.fileno(), payloads, tail, wait_s)
-
-    IN_USE = LaneIo("C", _native_send, _native_receive)
+    IN_USE = native(_lanes)
 
 
 def describe() -> str:
