@@ -160,35 +160,36 @@ static void pack_header(unsigned char *to, const Item *item, Py_ssize_t followin
     put64(to + 40, hash(to, SUMMED_BYTES));
 }
 
-/* Send everything; 0, or -1 with errno set, or with a Python exception and errno EINTR. Called without the lock. */
+static int check_signals(PyThreadState **state)
+{
+    PyEval_RestoreThread(*state);
+    int failed = PyErr_CheckSignals();
+    *state = PyEval_SaveThread();
+    return failed;
+}
+
+/* Send everything; 0, or -1 with errno or a Python exception set. Called without the interpreter lock. */
 static int send_all(int fd, struct iovec *iov, size_t count, PyThreadState **state)
 {
     while (count) {
-        if (iov->iov_len == 0) {
-            iov++, count--;
-            continue;
-        }
         struct msghdr message = {.msg_iov = iov, .msg_iovlen = count < MAX_IOV ? count : MAX_IOV};
-        ssize_t sent = sendmsg(fd, &message, MSG_NOSIGNAL);
-        if (sent < 0) {
-            if (errno != EINTR)
-                return -1; /* EAGAIN too: the socket is not a blocking one, and to try again would spin */
-            PyEval_RestoreThread(*state);
-            int failed = PyErr_CheckSignals();
-            *state = PyEval_SaveThread();
-            if (failed) {
-                errno = EINTR;
-                return -1;
-            }
-            continue;
-        }
-        while (sent > 0 && (size_t)sent >= iov->iov_len) {
-            sent -= (ssize_t)iov->iov_len;
+        size_t wanted = 0;
+        for (size_t index = 0; index < message.msg_iovlen; index++)
+            wanted += iov[index].iov_len;
+        ssize_t sent = wanted ? sendmsg(fd, &message, MSG_NOSIGNAL) : 0;
+        if (sent < 0 && errno != EINTR)
+            return -1; /* EAGAIN too: the socket is not a blocking one, and to try again would spin */
+        /* A blocking socket takes less than everything only when a signal comes. */
+        if ((sent < 0 || (size_t)sent < wanted) && check_signals(state) < 0)
+            return -1;
+        size_t left = sent < 0 ? 0 : (size_t)sent;
+        while (count && left >= iov->iov_len) {
+            left -= iov->iov_len;
             iov++, count--;
         }
-        if (sent > 0) {
-            iov->iov_base = (char *)iov->iov_base + sent;
-            iov->iov_len -= (size_t)sent;
+        if (left) {
+            iov->iov_base = (char *)iov->iov_base + left;
+            iov->iov_len -= left;
         }
     }
     return 0;
