@@ -208,25 +208,30 @@ class ThreadPump(Pump):
                 owner.core.heard(owner.clock(), reader.segment)
             for frame, payload_sum in zip(frames, sums, strict=True):
                 if isinstance(frame, SegmentFrame):
-                    handle_segment(owner, frame, payload_sum)
+                    if frame.payload is not None:
+                        owner.received(frame.header)
+                        if events := owner.core.segment(frame.header, payload_sum, owner.clock()):
+                            owner.post(events)
                 elif isinstance(frame, SegmentStart):
                     for done in reader.deliver_to(self._place(frame.header)):
                         handle_segment(owner, done, checksum(b""))
                 else:
                     handle_control(owner, frame.payload)
+            owner.post(())  # there may be grants to send
 
     def _place(self, header: SegmentHeader) -> memoryview | None:
+        """Called with the lock, which is free while this waits."""
         owner = self.owner
-        with owner.lock:
-            while True:
+        while True:
+            try:
+                return owner.core.place(header, owner.clock())
+            except SegmentAwaitsOffer:
+                if self._stopping:
+                    return None
+                self._waiting_for_offer += 1
+                owner.post(())
                 try:
-                    return owner.core.place(header, owner.clock())
-                except SegmentAwaitsOffer:
-                    if self._stopping:
-                        return None
-                    self._waiting_for_offer += 1
-                    try:
-                        if not self._offers.wait(owner.core.config.deadline_s):
-                            raise never_offered(header) from None
-                    finally:
-                        self._waiting_for_offer -= 1
+                    if not self._offers.wait(owner.core.config.deadline_s):
+                        raise never_offered(header) from None
+                finally:
+                    self._waiting_for_offer -= 1
