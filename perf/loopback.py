@@ -132,6 +132,7 @@ def measure(kind: str, total: int, lanes: int, size: int) -> tuple[float, float]
     context = multiprocessing.get_context("spawn")
     process = context.Process(target=receive, args=(there, total, lanes, size), daemon=True)
     process.start()
+    there.close()  # so that a receiver that dies ends the wait below
     began_s, sent_cpu = send(here.recv(), total, lanes, size)
     ended_s, received_cpu = here.recv()
     process.join()

@@ -10,12 +10,12 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import select
 import socket
 import struct
 import threading
 from typing import TYPE_CHECKING
 
+from lynx_net.aio import lane_io
 from lynx_net.aio.pump import (
     Pump,
     PumpOwner,
@@ -30,7 +30,7 @@ from lynx_net.errors import ConnectionLostError, LynxError
 from lynx_net.transport.base import lost
 from lynx_net.wire.connection import SegmentAwaitsOffer
 from lynx_net.wire.frames import FrameReader, SegmentFrame, SegmentStart, checksum
-from lynx_net.wire.scheduler import SendBytes, WaitUntil, seal
+from lynx_net.wire.scheduler import SendBytes, WaitUntil
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -42,21 +42,14 @@ __all__ = ["ThreadPump"]
 
 logger = logging.getLogger("lynx_net")
 
-_WAIT_ALL_BYTES = 32 * 1024
-"""Above this much missing payload a receive waits for all of it; below, it takes what is there and the next header."""
-
-_WAIT_ALL_MOST_BYTES = 1024 * 1024
-"""Payloads received at once: what came before can be checked while the next ones arrive."""
-
 _STOP_S = 2.0
 """A thread whose socket is shut down ends at once; one that does not must not keep a closing link."""
 
-_MAX_BUFFERS = 512
 _BATCH_S = 0.001
 """Segments are sent together while that takes no longer: what has been chosen is ahead of everything urgent."""
 _MAX_BATCH_BYTES = 4 * 1024 * 1024
-_MAX_BATCH = _MAX_BUFFERS // 2
-"""Frames that leave in one system call; a segment is two buffers."""
+_MAX_BATCH = 256
+"""Frames that are sent together."""
 
 
 class _Connection:
@@ -97,6 +90,7 @@ class ThreadPump(Pump):
         sock.setblocking(True)
         timeout = struct.pack("@ll", int(self._wait_s), int(self._wait_s % 1 * 1e6))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
+        logger.debug("lane %d to %s: %s", index, lane.peer, lane_io.describe())
         connection = _Connection(index, lane, sock, self.owner.lock)
         for work, name in ((self._send_loop, "send"), (self._receive_loop, "receive")):
             thread = threading.Thread(
@@ -239,41 +233,47 @@ class ThreadPump(Pump):
         parts = [list(run) for _, run in itertools.groupby(batch, class_of)] if lane.marks_classes else [batch]
         for part in parts:
             lane.mark(class_of(part[0]))
-            _send_all(sock, seal(part))
+            lane_io.IN_USE.send_batch(sock, part)
 
     def _receive_loop(self, connection: _Connection) -> None:
         sock, reader = connection.sock, connection.reader
-        readable = select.poll()
-        readable.register(sock, select.POLLIN)
         while not connection.stopping:
-            views = reader.buffers()
+            *payloads, tail = reader.buffers()
             try:
-                if len(views) > 1 and (payloads := _some(views[:-1], _WAIT_ALL_MOST_BYTES)):
-                    count = sock.recvmsg_into(payloads, 0, socket.MSG_WAITALL)[0]
-                else:
-                    count = sock.recvmsg_into(views, 0, socket.MSG_DONTWAIT)[0]
+                count, sums = lane_io.IN_USE.receive_payloads(sock, payloads, tail, self._wait_s)
             except BlockingIOError:
-                # Not in the receive itself: the kernel wakes that for every byte that is sent on the socket, too.
-                readable.poll(self._wait_s * 1000)
                 continue
             if count == 0:
                 raise ConnectionLostError(f"{connection.lane.peer} closed the connection")
-            self._handle(connection, reader.received(count))
+            self._handle(connection, reader.received(count), payloads, sums)
 
-    def _handle(self, connection: _Connection, frames: Sequence[Frame]) -> None:
-        """Frames in order, with the lock taken once for a whole burst."""
+    def _handle(
+        self,
+        connection: _Connection,
+        frames: Sequence[Frame],
+        views: Sequence[memoryview],
+        view_sums: Sequence[int],
+    ) -> None:
+        """Frames in order, with the lock taken once for a whole burst. They begin with those that `views` filled."""
         owner, reader = self.owner, connection.reader
-        sums = [
-            checksum(frame.payload) if isinstance(frame, SegmentFrame) and frame.payload is not None else 0
-            for frame in frames
-        ]
+        sums: list[int] = []
+        for place, frame in enumerate(frames):
+            if not isinstance(frame, SegmentFrame) or frame.payload is None:
+                sums.append(0)
+            elif place < len(view_sums) and len(views[place]) == len(frame.payload):
+                sums.append(view_sums[place])
+            else:  # its first bytes came in an earlier receive
+                sums.append(checksum(frame.payload))
         whole = 0
         with owner.lock:
             if not frames:
                 owner.core.heard(owner.clock(), reader.segment)
             for frame, payload_sum in zip(frames, sums, strict=True):
                 if isinstance(frame, SegmentFrame):
-                    handle_segment(owner, frame, payload_sum)
+                    if frame.payload is not None:
+                        owner.received(frame.header)
+                        if events := owner.core.segment(frame.header, payload_sum, owner.clock()):
+                            owner.post(events)
                     whole += 1
                 elif isinstance(frame, SegmentStart):
                     for done in reader.deliver_to(self._place(connection, frame.header)):
@@ -283,40 +283,21 @@ class ThreadPump(Pump):
                     handle_control(owner, frame.payload)
                     whole += 1
             owner.core.frames_received(connection.index, whole)
-            owner.post([])
+            owner.post(())  # there may be grants to send
 
     def _place(self, connection: _Connection, header: SegmentHeader) -> memoryview | None:
+        """Called with the lock, which is free while this waits."""
         owner = self.owner
-        with owner.lock:
-            while True:
+        while True:
+            try:
+                return owner.core.place(header, owner.clock())
+            except SegmentAwaitsOffer:
+                if connection.stopping:
+                    return None
+                self._waiting_for_offer += 1
+                owner.post(())
                 try:
-                    return owner.core.place(header, owner.clock())
-                except SegmentAwaitsOffer:
-                    if connection.stopping:
-                        return None
-                    self._waiting_for_offer += 1
-                    try:
-                        if not self._offers.wait(offer_wait_s(owner)):
-                            raise never_offered(header) from None
-                    finally:
-                        self._waiting_for_offer -= 1
-
-
-def _some(views: list[memoryview], most_bytes: int) -> list[memoryview]:
-    """The first views, up to `most_bytes` but one at least; none if they are not worth a wait."""
-    total = count = 0
-    while count < len(views) and (not count or total + len(views[count]) <= most_bytes):
-        total += len(views[count])
-        count += 1
-    return views[:count] if total > _WAIT_ALL_BYTES else []
-
-
-def _send_all(sock: socket.socket, buffers: Sequence[bytes | memoryview]) -> None:
-    """Send all buffers, as many at a time as the kernel takes."""
-    views = [memoryview(buffer) for buffer in buffers]
-    while views:
-        sent = sock.sendmsg(views[:_MAX_BUFFERS])
-        while views and sent >= views[0].nbytes:
-            sent -= views.pop(0).nbytes
-        if sent:
-            views[0] = views[0][sent:]
+                    if not self._offers.wait(offer_wait_s(owner)):
+                        raise never_offered(header) from None
+                finally:
+                    self._waiting_for_offer -= 1

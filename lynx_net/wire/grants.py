@@ -163,16 +163,13 @@ class CreditBook:
         )
 
     def _grants(self, entries: Iterable[_Entry]) -> list[Grant]:
-        # The cheap question first: this runs for every segment, and a grant is seldom due.
-        due = [
-            (entry, stream)
-            for entry in entries
-            for stream, window in enumerate(entry.state.windows)
-            if window.grant_due and stream in entry.owed
-        ]
-        return [
-            Grant(entry.link, entry.state.transfer, stream, limit)
-            for entry, stream in due
-            if not self.is_behind(entry.link, stream)
-            and (limit := entry.state.windows[stream].next_limit()) is not None
-        ]
+        grants: list[Grant] = []
+        for entry in entries:
+            for stream, window in enumerate(entry.state.windows):
+                # The cheap question first: this runs for every segment, and a grant is seldom due.
+                if not window.grant_due or stream not in entry.owed or self.is_behind(entry.link, stream):
+                    continue
+                limit = window.next_limit()
+                if limit is not None:
+                    grants.append(Grant(entry.link, entry.state.transfer, stream, limit))
+        return grants

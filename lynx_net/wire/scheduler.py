@@ -38,8 +38,11 @@ if TYPE_CHECKING:
 
     from lynx_net.wire.pacing import TokenBucket
 
-__all__ = ["NothingToSend", "Scheduler", "SendBytes", "SendQueue", "WaitUntil", "seal"]
+__all__ = ["BURST_BYTES", "NothingToSend", "Scheduler", "SendBytes", "SendQueue", "WaitUntil", "seal"]
 
+
+BURST_BYTES = 1 << 20
+"""A burst ends with the segment that reaches this much: a payload is read for its checksum, then sent from the cache."""
 
 MAX_STREAM_BYTES = (1 << 32) - 1
 """The header has 32 bits for the bytes of a page stream."""
@@ -72,7 +75,13 @@ def seal(batch: Sequence[SendBytes]) -> list[bytes | memoryview]:
             buffers.append(batch[at].data)
             at += 1
             continue
-        burst = list(itertools.takewhile(lambda one: one.transfer is not None, batch[at : at + MAX_BURST]))
+        burst: list[SendBytes] = []
+        room_bytes = BURST_BYTES
+        for one in itertools.islice(batch, at, at + MAX_BURST):
+            if one.transfer is None or room_bytes <= 0:
+                break
+            burst.append(one)
+            room_bytes -= len(one.data)
         at += len(burst)
         headers = [
             pack_segment_header(

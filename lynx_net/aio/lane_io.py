@@ -1,0 +1,128 @@
+"""Bursts on and off a blocking socket: in C where the extension was built, in Python otherwise; the same bytes.
+
+The extension (aio/_lanes.c) does a whole burst - checksums, headers, system calls - in one call without the interpreter
+lock, which threads of several lanes otherwise hand to one another several times a segment.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+from typing import TYPE_CHECKING, NamedTuple
+
+from lynx_net.wire.frames import MAX_BURST, checksum
+from lynx_net.wire.scheduler import BURST_BYTES, seal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+    from lynx_net.wire.scheduler import SendBytes
+
+__all__ = ["IN_USE", "PYTHON", "LaneIo", "describe", "native"]
+
+_MAX_BUFFERS = 512
+"""Of one system call."""
+
+_WAIT_ALL_BYTES = 32 * 1024
+"""Above this much missing payload a receive waits for all of it; below, it takes what is there and the next header."""
+
+_WAIT_ALL_MOST_BYTES = 1024 * 1024
+"""Payloads received at once: what came before can be checked while the next ones arrive."""
+
+
+def python_send(sock: socket.socket, batch: list[SendBytes]) -> None:
+    """`send_batch` without the extension."""
+    views = [memoryview(buffer) for buffer in seal(batch)]
+    while views:
+        sent = sock.sendmsg(views[:_MAX_BUFFERS])
+        while views and sent >= views[0].nbytes:
+            sent -= views.pop(0).nbytes
+        if sent:
+            views[0] = views[0][sent:]
+
+
+def python_receive(
+    sock: socket.socket, payloads: list[memoryview], tail: memoryview, wait_s: float
+) -> tuple[int, list[int]]:
+    """`receive_payloads` without the extension."""
+    together = _some(payloads, _WAIT_ALL_MOST_BYTES)
+    if together:
+        count = sock.recvmsg_into(together, 0, socket.MSG_WAITALL)[0]
+    else:
+        try:
+            count = sock.recvmsg_into([*payloads, tail], 0, socket.MSG_DONTWAIT)[0]
+        except BlockingIOError:
+            # Not in the receive itself: the kernel wakes that for every byte that is sent on the socket, too.
+            readable = select.poll()
+            readable.register(sock, select.POLLIN)
+            readable.poll(wait_s * 1000)
+            count = sock.recvmsg_into([*payloads, tail], 0, socket.MSG_DONTWAIT)[0]
+    sums: list[int] = []
+    missing = count
+    for view in payloads:
+        missing -= len(view)
+        if missing < 0:
+            break
+        sums.append(checksum(view))
+    return count, sums
+
+
+def _some(views: list[memoryview], most_bytes: int) -> list[memoryview]:
+    """The first views, up to `most_bytes` but one at least; none if they are not worth a wait."""
+    total = count = 0
+    while count < len(views) and (not count or total + len(views[count]) <= most_bytes):
+        total += len(views[count])
+        count += 1
+    return views[:count] if total > _WAIT_ALL_BYTES else []
+
+
+class LaneIo(NamedTuple):
+    """One implementation of what the threads of a lane do with their blocking socket."""
+
+    name: str
+    """What the log and a report call it."""
+
+    send_batch: Callable[[socket.socket, list[SendBytes]], None]
+    """Put these on the socket, sealed; returns when the kernel has all of it. Raises OSError."""
+
+    receive_payloads: Callable[[socket.socket, list[memoryview], memoryview, float], tuple[int, list[int]]]
+    """Fill `payloads` in order, waiting for them, then what is there of `tail`; without payloads wait for that.
+
+    `wait_s` bounds a wait in which nothing comes, together with the socket's SO_RCVTIMEO, which must be set. Returns the
+    bytes received, 0 at the end of the stream, and the checksum of every payload that was filled; it may
+    come back with fewer payloads than asked for. Raises OSError, BlockingIOError if nothing came.
+    """
+
+
+PYTHON = LaneIo("Python", python_send, python_receive)
+
+
+def native(lanes: ModuleType) -> LaneIo:
+    """The implementation of the built extension `lynx_net.aio._lanes`."""
+
+    def send_batch(sock: socket.socket, batch: list[SendBytes]) -> None:
+        lanes.send(sock.fileno(), batch, MAX_BURST, BURST_BYTES)
+
+    def receive_payloads(
+        sock: socket.socket, payloads: list[memoryview], tail: memoryview, wait_s: float
+    ) -> tuple[int, list[int]]:
+        result: tuple[int, list[int]] = lanes.receive(sock.fileno(), payloads, tail, wait_s)
+        return result
+
+    return LaneIo("C", send_batch, receive_payloads)
+
+
+_why_python = ""
+try:
+    from lynx_net.aio import _lanes
+except ImportError as error:
+    _why_python = str(error)
+    IN_USE = PYTHON
+else:
+    IN_USE = native(_lanes)
+
+
+def describe() -> str:
+    """Which implementation moves bursts here, and why if it is the slower one."""
+    return f"lanes run in {IN_USE.name}" + (f": {_why_python}" if _why_python else "")
