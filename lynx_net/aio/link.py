@@ -9,6 +9,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
+from lynx_net.aio.inbox import Inbox
 from lynx_net.aio.pump import LoopPump, Pump
 from lynx_net.aio.threads import ThreadPump
 from lynx_net.aio.transfer import IncomingTransfer, Offer, OutgoingTransfer
@@ -105,26 +106,6 @@ class IncomingRequest:
         self.link.refuse(self.id, reason)
 
 
-class _Inbox:
-    """A queue that many tasks may iterate and that ends once."""
-
-    def __init__(self) -> None:
-        self._queue: asyncio.Queue[Any] = asyncio.Queue()
-
-    def put(self, item: object) -> None:
-        self._queue.put_nowait(item)
-
-    def end(self) -> None:
-        self._queue.put_nowait(None)
-
-    async def get(self) -> Any:
-        """The next item, or None for ever after the end."""
-        item = await self._queue.get()
-        if item is None:
-            self._queue.put_nowait(None)
-        return item
-
-
 class Link:
     """All lanes between two peers. Symmetric: either side sends, receives, asks and answers.
 
@@ -154,8 +135,8 @@ class Link:
         self._outgoing: dict[int, OutgoingTransfer] = {}
         self._incoming: dict[int, IncomingTransfer] = {}
         self._asked: dict[str, asyncio.Future[IncomingTransfer]] = {}
-        self._transfers = _Inbox()
-        self._requests = _Inbox()
+        self._transfers: Inbox[IncomingTransfer] = Inbox()
+        self._requests: Inbox[IncomingRequest] = Inbox()
         self._closing = False
         self._ended = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -170,11 +151,11 @@ class Link:
     # ---- what users call
 
     def __aiter__(self) -> AsyncIterator[IncomingTransfer]:
-        return self._iterate(self._transfers)
+        return self._transfers.iterate()
 
     def requests(self) -> AsyncIterator[IncomingRequest]:
         """The peer's requests, one by one, until the link ends."""
-        return self._iterate(self._requests)
+        return self._requests.iterate()
 
     async def request(self, request_id: str, meta: dict[str, Any] | None = None) -> IncomingTransfer:
         """Ask the peer for a cache and return the transfer it offers.
@@ -552,7 +533,3 @@ class Link:
             raise self.error
         if self._closing:
             raise LocalProtocolError(f"the link to {self.peer} is being closed")
-
-    async def _iterate(self, inbox: _Inbox) -> AsyncIterator[Any]:
-        while (item := await inbox.get()) is not None:
-            yield item
