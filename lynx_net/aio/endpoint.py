@@ -155,9 +155,18 @@ class Endpoint(Generic[LinkT]):
         return Server(self, listener)
 
     async def close(self) -> None:
-        """Close every link."""
-        await asyncio.gather(*(link.close() for link in list(self.links.values())))
-        await asyncio.gather(*self._watchers)
+        """Close every link. A cancellation waits until that is done, which takes less than a second."""
+        closing = {asyncio.create_task(link.close()) for link in self.links.values()} | self._watchers
+        cancelled: asyncio.CancelledError | None = None
+        while closing:
+            try:
+                _, closing = await asyncio.wait(closing)
+            except asyncio.CancelledError as error:
+                # A task that is cancelled before it has begun would leave its link open for ever.
+                cancelled = error
+                closing = {task for task in closing if not task.done()}
+        if cancelled is not None:
+            raise cancelled
 
     def start_link(
         self,
