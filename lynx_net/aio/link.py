@@ -440,20 +440,20 @@ class Link:
             with self.lock:
                 due = self.core.next_timer()
             await asyncio.sleep(max(due - self.clock(), 0))
-            if self._silent(deadline_s):
+            if self._silent():
                 await asyncio.sleep(SECOND_LOOK_S)
-                if self._silent(deadline_s):
+                if self._silent():
                     reason = f"{self.peer} has been silent for {deadline_s:g} s; it hangs or is unreachable"
                     self.pump_failed(PeerTimeoutError(reason))
                     return
             with self.lock:
                 self.post(self.core.timer(self.clock()))
 
-    def _silent(self, deadline_s: float) -> bool:
+    def _silent(self) -> bool:
         if self._down:
             return False
         with self.lock:
-            return self.core.silent_for(self.clock()) >= deadline_s
+            return self.core.is_silent(self.clock())
 
     # ---- events
 

@@ -13,6 +13,10 @@ __all__ = ["VirtualClockLoop", "run_virtual"]
 
 T = TypeVar("T")
 
+_LATE_S = 1e-9
+"""Timers fire this much late: asyncio runs them up to its resolution early, and who then finds that it is not yet time
+and waits for the rest, less than a rounding error, would wait without the clock ever moving."""
+
 
 class _JumpingSelector(selectors.BaseSelector):
     """Looks for ready files, and instead of sleeping moves the clock."""
@@ -49,7 +53,8 @@ class _JumpingSelector(selectors.BaseSelector):
         if not ready:
             if timeout is None:
                 raise RuntimeError("every task waits and no timer is set: nothing can ever happen again")
-            self.now_s += max(timeout, 0.0)
+            if timeout > 0:
+                self.now_s += timeout + _LATE_S
         return ready
 
 
