@@ -20,6 +20,7 @@ from lynx_net.errors import (
     LynxError,
     PeerTimeoutError,
     RequestRefusedError,
+    TransferAbortedError,
 )
 from lynx_net.wire.connection import (
     OfferReceived,
@@ -506,6 +507,11 @@ class Link:
             incoming = self._make_incoming(self, message.transfer, offer)
         except LynxError as error:
             self._decline(message.transfer, message.request_id, error)
+            return
+        except Exception as error:
+            # Not ours to handle, but neither peer must wait for an answer that never comes because of it.
+            logger.exception("the application failed at the offer of request %r from %s", offer.request_id, self.peer)
+            self._decline(message.transfer, message.request_id, TransferAbortedError(repr(error)))
             return
         self._incoming[message.transfer] = incoming
         future = self._asked.pop(message.request_id, None)
