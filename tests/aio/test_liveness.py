@@ -378,3 +378,19 @@ async def test_silence_is_not_made_up_by_a_busy_event_loop() -> None:
     await send_bytes(link, "r", 2, [[1000]])
     await sender.close()
     await server.close()
+
+
+@pytest.mark.parametrize("url", ["memory://farewell", "tcp://127.0.0.1:0"])
+async def test_both_sides_may_close_at_once(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Neither waits out the time that a farewell may take when the other has left already."""
+    caplog.set_level("DEBUG", "lynx_net")
+    receiver, sender = byte_endpoint(), byte_endpoint()
+    server = await receiver.serve(url)
+    for _ in range(40):
+        link = await sender.connect(server.url)
+        served = await server.accept()
+        await send_bytes(link, "r", 1, [[100]])
+        await asyncio.gather(link.close(), served.close())
+    await sender.close()
+    await server.close()
+    assert "did not leave in time" not in caplog.text
