@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+import lynx_codec
 import lynx_net
 from lynx_net import CacheLayout, HostCache, LinkConfig
-from lynx_net.errors import LocalProtocolError, LynxError, TransferAbortedError
+from lynx_net.errors import CodecError, LocalProtocolError, LynxError, TransferAbortedError
 
 
 class DeviceArray:
@@ -132,6 +133,29 @@ async def test_codec_parameters_that_make_no_sense(params: dict[str, Any], make_
         transfer = link.open_transfer("odd", cache.layout, codec="lynx", codec_params=params, streams=2)
         async with asyncio.timeout(2):
             with pytest.raises(TransferAbortedError):
+                await transfer.delivered
+            await cache.send_on(link, "good")
+
+
+@pytest.mark.parametrize("url", ["memory://garbage", "tcp://127.0.0.1:0"])
+async def test_bytes_that_no_codec_made(url: str, make_cache: Any) -> None:
+    """They arrive whole and cannot be decoded: a CodecError for the receiver, an abort for the sender, nothing is ready."""
+    cache = make_cache(layers=1, tokens=40)
+    codec = lynx_codec.get_codec("lynx")
+    async with lynx_net.serve(url) as server, lynx_net.connect(server.url) as link:
+        transfer = link.open_transfer(
+            "garbage", cache.layout, codec="lynx", codec_params=codec.params(), streams=len(codec.stream_names)
+        )
+        received = await anext(aiter(server))
+        for stream in range(2):
+            for page in cache.layout.pages():
+                size = codec.stream_bytes(page.shape, wide=False)[stream]
+                transfer.submit(page.index, stream, memoryview(b"\xa5" * size))
+        async with asyncio.timeout(2):
+            for waiting in (received.anchor_ready, received.layer_ready(0), received.complete):
+                with pytest.raises(CodecError):
+                    await waiting
+            with pytest.raises(TransferAbortedError, match="cannot decode"):
                 await transfer.delivered
             await cache.send_on(link, "good")
 
