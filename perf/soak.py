@@ -43,6 +43,9 @@ LAYOUTS = tuple(
 MOMENT_S = 0.004
 """Aborts come up to this long after the transfer began; about as long as one takes."""
 
+SETTLE_S = 0.1
+"""For tasks that have done their work and not yet ended."""
+
 FULL = {"transfers": 10_000, "aborts": 1_000}
 LIMIT_MB = 20
 
@@ -51,8 +54,9 @@ class Deliberate(Exception):
     """What the sender's application fails with."""
 
 
-def sample() -> dict[str, float]:
-    """What this process holds now."""
+async def sample() -> dict[str, float]:
+    """What this process holds when nothing is open any more."""
+    await asyncio.sleep(SETTLE_S)
     gc.collect()
     return {
         "rss_mb": int(Path("/proc/self/statm").read_text().split()[1]) * PAGE_BYTES / 1e6,
@@ -85,7 +89,7 @@ async def serve(pipe: Connection, seed: int) -> None:
                 await transfer.closed()
                 await asyncio.gather(*open_tasks)
                 del transfer
-                pipe.send(sample())
+                pipe.send(await sample())
             elif transfer.offer.meta.get("end"):
                 break
             else:
@@ -182,7 +186,7 @@ async def soak(pipe: Connection, transfers: int, aborts: int, at_once: int, lane
             await send_all(link, part, rng, at_once, errors)
             await _mark(link, sample=True)
             received = await asyncio.to_thread(pipe.recv)
-            samples.append({"sender": sample(), "receiver": received})
+            samples.append({"sender": await sample(), "receiver": received})
         elapsed_s = time.monotonic() - began_s
         await _mark(link, end=True)
     errors += await asyncio.to_thread(pipe.recv)
