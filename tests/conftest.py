@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,8 @@ import lynx_codec
 from lynx_net import CacheLayout, HostCache, KVLink, Sending
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
 
@@ -96,3 +100,43 @@ def _compiled_kernels() -> None:
     """Imported and loaded before the first test, so that no deadline of a test pays for it."""
     for name in lynx_codec.codec_names():
         lynx_codec.get_codec(name).warm_up()
+
+
+ROOT = Path(__file__).resolve().parent.parent
+FUZZ_TEST = "test_a_minute_of_fuzzing_beside_the_other_tests"
+FUZZ_COMMANDS = (("fuzz_frames.py", "30"), ("fuzz_links.py", "30"))
+"""Each for half a minute of CPU time: a minute in all, however busy the machine is."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The test that waits for the fuzzing comes last; one processor is idle in most tests."""
+    items.sort(key=lambda item: item.name == FUZZ_TEST)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def fuzz_minute(request: pytest.FixtureRequest) -> Iterator[list[subprocess.Popen[str]]]:
+    """Fuzzing that runs at the lowest priority beside all tests, if the test that waits for it was asked for."""
+    running: list[subprocess.Popen[str]] = []
+    if any(item.name == FUZZ_TEST for item in request.session.items):
+        paths = os.pathsep.join(str(ROOT / folder) for folder in (".", "codec", "gpu"))
+        for script, seconds in FUZZ_COMMANDS:
+            running.append(
+                subprocess.Popen(
+                    [sys.executable, str(ROOT / "fuzz" / script), "--seconds", seconds, "--seed", str(os.getpid())],
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    env=os.environ | {"PYTHONPATH": paths},
+                    preexec_fn=_lowest_priority,
+                )
+            )
+    yield running
+    for one in running:
+        one.kill()
+        one.wait()
+        assert one.stdout is not None
+        one.stdout.close()
+
+
+def _lowest_priority() -> None:
+    os.nice(19)

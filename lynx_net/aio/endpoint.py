@@ -17,8 +17,10 @@ from lynx_net.aio.handshake import (
     read_received,
     send_message,
 )
+from lynx_net.aio.inbox import Inbox
 from lynx_net.aio.link import Link, LinkParts
 from lynx_net.errors import (
+    ConnectionLostError,
     HandshakeError,
     LocalProtocolError,
     LynxError,
@@ -153,9 +155,18 @@ class Endpoint(Generic[LinkT]):
         return Server(self, listener)
 
     async def close(self) -> None:
-        """Close every link."""
-        await asyncio.gather(*(link.close() for link in list(self.links.values())))
-        await asyncio.gather(*self._watchers)
+        """Close every link. A cancellation waits until that is done, which takes less than a second."""
+        closing = {asyncio.create_task(link.close()) for link in self.links.values()} | self._watchers
+        cancelled: asyncio.CancelledError | None = None
+        while closing:
+            try:
+                _, closing = await asyncio.wait(closing)
+            except asyncio.CancelledError as error:
+                # A task that is cancelled before it has begun would leave its link open for ever.
+                cancelled = error
+                closing = {task for task in closing if not task.done()}
+        if cancelled is not None:
+            raise cancelled
 
     def start_link(
         self,
@@ -209,25 +220,34 @@ class _HalfOpen:
 
 
 class Server(Generic[LinkT]):
-    """Accepts links. Iterating it yields the transfers that any of them offers without having been asked."""
+    """Accepts links. Iterating it yields the transfers that any of them offers without having been asked.
+
+    The iteration ends when the server closes.
+    """
 
     def __init__(self, endpoint: Endpoint[LinkT], listener: Listener) -> None:
         self.url = listener.url
         self._endpoint = endpoint
         self._listener = listener
-        self._transfers: asyncio.Queue[IncomingTransfer] = asyncio.Queue()
-        self._new_links: asyncio.Queue[LinkT] = asyncio.Queue()
+        self._transfers: Inbox[IncomingTransfer] = Inbox()
+        self._new_links: Inbox[LinkT] = Inbox()
         self._half_open: dict[bytes, _HalfOpen] = {}
         self._handshakes: set[asyncio.Task[None]] = set()
         self._accepting = asyncio.create_task(self._accept_loop(), name=f"lynx_net server on {self.url}")
 
-    async def __aiter__(self) -> AsyncIterator[IncomingTransfer]:
-        while True:
-            yield await self._transfers.get()
+    def __aiter__(self) -> AsyncIterator[IncomingTransfer]:
+        return self._transfers.iterate()
 
     async def accept(self) -> LinkT:
-        """The next link that a peer has opened."""
-        return await self._new_links.get()
+        """The next link that a peer has opened and that is still up, or was when it was the only one to wait.
+
+        Raises:
+            ConnectionLostError: the server closed.
+        """
+        link = await self._new_links.get()
+        if link is None:
+            raise ConnectionLostError(f"the server on {self.url} was closed on this side")
+        return link
 
     async def close(self) -> None:
         """Stop accepting, close all links; every waiter gets an exception. Takes less than a second."""
@@ -235,11 +255,15 @@ class Server(Generic[LinkT]):
         for task in self._handshakes:
             task.cancel()
         self._listener.close()
-        await asyncio.gather(self._accepting, *self._handshakes, return_exceptions=True)
-        for half_open in self._half_open.values():
-            for lane in half_open.lanes.values():
-                lane.close()
-        await self._endpoint.close()
+        self._new_links.end()
+        try:
+            await asyncio.gather(self._accepting, *self._handshakes, return_exceptions=True)
+        finally:
+            for half_open in self._half_open.values():
+                for lane in half_open.lanes.values():
+                    lane.close()
+            await self._endpoint.close()
+            self._transfers.end()
 
     async def _accept_loop(self) -> None:
         while True:
@@ -313,5 +337,7 @@ class Server(Generic[LinkT]):
     def _take_up(self, hello: Hello, half_open: _HalfOpen) -> None:
         lanes = [half_open.lanes[index] for index in range(hello.lanes)]
         link = self._endpoint.start_link(hello.link, hello, lanes, dial=None)
-        link.on_offer = self._transfers.put_nowait
-        self._new_links.put_nowait(link)
+        link.on_offer = self._transfers.put
+        # A server whose links nobody accepts must not keep those that are over.
+        self._new_links.forget(lambda one: one.error is not None)
+        self._new_links.put(link)

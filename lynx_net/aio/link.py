@@ -9,6 +9,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
+from lynx_net.aio.inbox import Inbox
 from lynx_net.aio.pump import LoopPump, Pump
 from lynx_net.aio.threads import ThreadPump
 from lynx_net.aio.transfer import IncomingTransfer, Offer, OutgoingTransfer
@@ -19,6 +20,7 @@ from lynx_net.errors import (
     LynxError,
     PeerTimeoutError,
     RequestRefusedError,
+    TransferAbortedError,
 )
 from lynx_net.wire.connection import (
     OfferReceived,
@@ -105,26 +107,6 @@ class IncomingRequest:
         self.link.refuse(self.id, reason)
 
 
-class _Inbox:
-    """A queue that many tasks may iterate and that ends once."""
-
-    def __init__(self) -> None:
-        self._queue: asyncio.Queue[Any] = asyncio.Queue()
-
-    def put(self, item: object) -> None:
-        self._queue.put_nowait(item)
-
-    def end(self) -> None:
-        self._queue.put_nowait(None)
-
-    async def get(self) -> Any:
-        """The next item, or None for ever after the end."""
-        item = await self._queue.get()
-        if item is None:
-            self._queue.put_nowait(None)
-        return item
-
-
 class Link:
     """All lanes between two peers. Symmetric: either side sends, receives, asks and answers.
 
@@ -154,8 +136,8 @@ class Link:
         self._outgoing: dict[int, OutgoingTransfer] = {}
         self._incoming: dict[int, IncomingTransfer] = {}
         self._asked: dict[str, asyncio.Future[IncomingTransfer]] = {}
-        self._transfers = _Inbox()
-        self._requests = _Inbox()
+        self._transfers: Inbox[IncomingTransfer] = Inbox()
+        self._requests: Inbox[IncomingRequest] = Inbox()
         self._closing = False
         self._ended = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -170,11 +152,11 @@ class Link:
     # ---- what users call
 
     def __aiter__(self) -> AsyncIterator[IncomingTransfer]:
-        return self._iterate(self._transfers)
+        return self._transfers.iterate()
 
     def requests(self) -> AsyncIterator[IncomingRequest]:
         """The peer's requests, one by one, until the link ends."""
-        return self._iterate(self._requests)
+        return self._requests.iterate()
 
     async def request(self, request_id: str, meta: dict[str, Any] | None = None) -> IncomingTransfer:
         """Ask the peer for a cache and return the transfer it offers.
@@ -459,20 +441,20 @@ class Link:
             with self.lock:
                 due = self.core.next_timer()
             await asyncio.sleep(max(due - self.clock(), 0))
-            if self._silent(deadline_s):
+            if self._silent():
                 await asyncio.sleep(SECOND_LOOK_S)
-                if self._silent(deadline_s):
+                if self._silent():
                     reason = f"{self.peer} has been silent for {deadline_s:g} s; it hangs or is unreachable"
                     self.pump_failed(PeerTimeoutError(reason))
                     return
             with self.lock:
                 self.post(self.core.timer(self.clock()))
 
-    def _silent(self, deadline_s: float) -> bool:
+    def _silent(self) -> bool:
         if self._down:
             return False
         with self.lock:
-            return self.core.silent_for(self.clock()) >= deadline_s
+            return self.core.is_silent(self.clock())
 
     # ---- events
 
@@ -526,6 +508,11 @@ class Link:
         except LynxError as error:
             self._decline(message.transfer, message.request_id, error)
             return
+        except Exception as error:
+            # Not ours to handle, but neither peer must wait for an answer that never comes because of it.
+            logger.exception("the application failed at the offer of request %r from %s", offer.request_id, self.peer)
+            self._decline(message.transfer, message.request_id, TransferAbortedError(repr(error)))
+            return
         self._incoming[message.transfer] = incoming
         future = self._asked.pop(message.request_id, None)
         if future is None:
@@ -552,7 +539,3 @@ class Link:
             raise self.error
         if self._closing:
             raise LocalProtocolError(f"the link to {self.peer} is being closed")
-
-    async def _iterate(self, inbox: _Inbox) -> AsyncIterator[Any]:
-        while (item := await inbox.get()) is not None:
-            yield item

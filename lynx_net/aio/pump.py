@@ -71,7 +71,7 @@ class Pump(ABC):
 
     @abstractmethod
     async def flushed(self) -> None:
-        """Wait until lane 0 has sent everything the core had for it."""
+        """Wait until lane 0 has sent everything the core had for it, or the pump stops."""
 
     @abstractmethod
     async def stop(self) -> None:
@@ -110,6 +110,7 @@ class LoopPump(Pump):
 
     async def stop(self) -> None:
         self._stopping = True
+        self._idle.set()
         for connection in self._connections.values():
             connection.cancel()
         if self._connections:

@@ -123,13 +123,15 @@ class ThreadPump(Pump):
             self._idle.clear()
             with self.owner.lock:
                 first = self._connections.get(0)
-                if first is not None and first.sleeping and not self.owner.core.scheduler.has_control():
+                at_rest = first is not None and first.sleeping and not self.owner.core.scheduler.has_control()
+                if at_rest or self._stopping:
                     return
                 self._flushing = True
             await self._idle.wait()
 
     async def stop(self) -> None:
         self._stopping = True
+        self._idle.set()
         await asyncio.gather(*(self._end(connection) for connection in self._connections.values()))
 
     async def _end(self, connection: _Connection) -> None:

@@ -75,8 +75,16 @@ class OutgoingTransfer:
         self.delivered.done()
 
     def submit(self, page: int, stream: int, data: memoryview) -> None:
-        """Queue one stream of one page; `data` must not change until the transfer has ended."""
-        self.link.submit(self, page, stream, data)
+        """Queue one stream of one page; `data` must not change until the transfer has ended.
+
+        Raises:
+            TypeError: not contiguous host memory; nothing was queued.
+            LynxError: the transfer has ended, has no such page, or it was submitted before.
+        """
+        view = memoryview(data)
+        if not view.c_contiguous:
+            raise TypeError("a page stream must be contiguous memory")
+        self.link.submit(self, page, stream, view)
 
     def cancel(self, reason: str = "cancelled by the sender") -> None:
         """Give up; the receiver's waiters get TransferAbortedError. Nothing happens if it has ended."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from lynx_codec import get_codec
 from lynx_net.aio.endpoint import Endpoint, Server
 from lynx_net.aio.link import IncomingRequest, Link
+from lynx_net.errors import CodecError
 from lynx_net.serdes.deserializer import ReceivedTransfer
 from lynx_net.serdes.serializer import Sending
 from lynx_net.serdes.target import HostCache
@@ -120,6 +121,9 @@ class _KVEndpoint(Endpoint[KVLink]):
         return KVLink(parts, make_incoming=self._receive, executor=self._executor)
 
     def _receive(self, link: Link, transfer: int, offer: Offer) -> ReceivedTransfer:
+        # These are arguments of ours, not parameters of a codec: a peer must not choose them.
+        if ours := sorted({"name", "implementation"} & offer.codec_params.keys()):
+            raise CodecError(f"codec {offer.codec} has no parameter {', '.join(ours)}")
         codec = get_codec(offer.codec, **offer.codec_params)
         return ReceivedTransfer(link, transfer, offer, codec=codec, allocate=self._allocate, executor=self._executor)
 

@@ -13,6 +13,10 @@ __all__ = ["VirtualClockLoop", "run_virtual"]
 
 T = TypeVar("T")
 
+_LATE_S = 1e-9
+"""Timers fire this much late: asyncio runs them up to its resolution early, and who then finds that it is not yet time
+and waits for the rest, less than a rounding error, would wait without the clock ever moving."""
+
 
 class _JumpingSelector(selectors.BaseSelector):
     """Looks for ready files, and instead of sleeping moves the clock."""
@@ -20,6 +24,8 @@ class _JumpingSelector(selectors.BaseSelector):
     def __init__(self) -> None:
         self._inner = selectors.DefaultSelector()
         self.now_s = 0.0
+        self.countdown = -1
+        self.at_zero: Callable[[], object] | None = None
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
         return self._inner.register(fileobj, events, data)
@@ -37,11 +43,18 @@ class _JumpingSelector(selectors.BaseSelector):
         return self._inner.get_map()
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if self.at_zero is not None:
+            self.countdown -= 1
+            if self.countdown < 0:
+                callback, self.at_zero = self.at_zero, None
+                callback()
+                timeout = 0  # what it did may have given the loop work
         ready = self._inner.select(0)
         if not ready:
             if timeout is None:
                 raise RuntimeError("every task waits and no timer is set: nothing can ever happen again")
-            self.now_s += max(timeout, 0.0)
+            if timeout > 0:
+                self.now_s += timeout + _LATE_S
         return ready
 
 
@@ -61,6 +74,11 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
     def virtual_clock(self) -> float:
         """The clock that links made on this loop go by."""
         return self._jumping.now_s
+
+    def after_steps(self, steps: int, callback: Callable[[], object]) -> None:
+        """Call back when the loop has run everything that is ready `steps` times more; one such call at a time."""
+        self._jumping.countdown = steps
+        self._jumping.at_zero = callback
 
     def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]
         future: asyncio.Future[T] = self.create_future()

@@ -22,13 +22,14 @@ States of a transfer at its receiver:  PENDING -> ACCEPTED -> COMPLETE,  and fro
 Rules of time (`now` is an argument everywhere):
 
 1. Whatever arrives, one byte suffices, proves that the peer lives. Silence for `deadline_s` ends the link.
-2. Whoever has sent nothing for a third of the peer's deadline sends a Ping.
+2. Whoever has sent nothing for a tenth of the smaller of both deadlines sends a Ping, so that a peer which falls silent
+   is found between 0.9 and 1.0 deadlines later.
 3. A transfer that holds credit and gets no byte for `progress_timeout_s` is aborted by its receiver; so is one whose
    bytes are here while nothing at all was decoded for that time. It is not its sender's fault, and the time does not
    run, while bytes of an earlier stream arrive on the link, or credit is withheld for those of another link.
 4. A transfer that can send nothing before its receiver says something, and hears nothing of it for
    `progress_timeout_s`, is aborted by its sender. A receiver that withholds credit on purpose (grants rules 1 and 2)
-   or whose decoder moves therefore repeats a Credit as often as rule 2 has pings.
+   or whose decoder moves therefore repeats a Credit three times in a deadline.
 5. These times do not run while a lane is down: when it is back, they begin anew.
 """
 
@@ -190,7 +191,9 @@ class LinkCore:
         """Frames sent again because a connection was lost."""
         self._lanes = [LaneRecord() for _ in range(lanes)]
         self._peer_initial_credit = peer_initial_credit
-        self._ping_every_s = max(min(peer_deadline_s, config.deadline_s) / 3, MIN_PING_S)
+        shorter_s = min(peer_deadline_s, config.deadline_s)
+        self._ping_every_s = max(shorter_s / 10, MIN_PING_S)
+        self._reassure_every_s = max(min(shorter_s, config.progress_timeout_s) / 3, MIN_PING_S)
         self._book = book
         self._route_grant = route_grant
         self._next_id = 1 if initiator else 2
@@ -525,9 +528,9 @@ class LinkCore:
                 self._close_receiving(transfer)
         return [TransferFailed(transfer, error) for transfer in failed]
 
-    def silent_for(self, now: float) -> float:
-        """Seconds since the peer was heard."""
-        return now - self.heard_at_s
+    def is_silent(self, now: float) -> bool:
+        """Rule 1: nothing was heard of the peer for the deadline."""
+        return now >= self.heard_at_s + self.config.deadline_s  # the sum that `next_timer` gives, not a rounded difference
 
     def next_timer(self) -> float:
         """When `timer` wants to be called next."""
@@ -551,23 +554,19 @@ class LinkCore:
             self._sent_at_s = now
         limit_s = self.config.progress_timeout_s
         for transfer, since_s in list(self._receive_progress_s.items()):
-            if now - since_s >= limit_s:
+            if now >= since_s + limit_s:
                 since_s, what = self._stalled_since(transfer, now)
                 self._receive_progress_s[transfer] = since_s
-                if now - since_s >= limit_s:
+                if now >= since_s + limit_s:
                     events += self.abort(transfer, AbortCode.STALLED, f"{what} for {limit_s:g} s")
         for transfer, since_s in list(self._send_progress_s.items()):
-            if now - since_s >= limit_s:
+            if now >= since_s + limit_s:
                 if self._sending[transfer].waits_for_peer():
                     reason = f"the receiver said nothing about transfer {transfer} for {limit_s:g} s"
                     events += self.abort(transfer, AbortCode.STALLED, reason)
                 else:
                     self._send_progress_s[transfer] = now
         return events
-
-    @property
-    def _reassure_every_s(self) -> float:
-        return min(self._ping_every_s, self.config.progress_timeout_s / 3)
 
     def _reassure(self, now: float) -> None:
         """Rule 4, as the receiver. Nothing is said while the peer does not even read what was said before."""

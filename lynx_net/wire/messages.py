@@ -118,7 +118,7 @@ class Reject(Message):
 
 @dataclass(frozen=True, slots=True)
 class Ping(Message):
-    """Sent when nothing else was for a third of the deadline."""
+    """Sent when nothing else was for a tenth of the deadline."""
 
     tag: ClassVar[str] = "ping"
 

@@ -301,9 +301,13 @@ class ReceiveState:
         return events
 
     def release(self) -> None:
-        """The transfer has ended: its buffers may be used again, but for those a segment is still being read into."""
+        """The transfer has ended: its buffers may be used again, but for those that are still written or read.
+
+        A segment is being read into the ones; a decoder has been handed the others and has not said that it is done.
+        """
         for page in self._pages.values():
-            self._give_back(page)
+            if page.decoded == page.handed_out:
+                self._give_back(page)
         self._pages.clear()
 
     def _give_back(self, page: _Page) -> None:

@@ -1,4 +1,4 @@
-"""Let the tests of this folder import `securitykit`, in whatever way pytest imports the tests themselves."""
+"""Let the tests of this folder import `faultkit` and `securitykit`, in whatever way pytest imports the tests."""
 
 from __future__ import annotations
 

@@ -11,34 +11,75 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from lynx_net.wire.connection import LinkCore
+from lynx_net.wire.grants import CreditBook
 from lynx_net.wire.receiving import ReceiveState
 
 if TYPE_CHECKING:
+    import subprocess
     from types import ModuleType
 
-FUZZ = Path(__file__).parents[2] / "fuzz" / "fuzz_frames.py"
+FUZZ = Path(__file__).parents[2] / "fuzz"
 
 
-@pytest.fixture(scope="module")
-def target() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("fuzz_frames", FUZZ)
+def _load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, FUZZ / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["fuzz_frames"] = module
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
 
 
 @pytest.fixture(scope="module")
+def target() -> ModuleType:
+    return _load("fuzz_frames")
+
+
+@pytest.fixture(scope="module")
+def links(target: ModuleType) -> ModuleType:
+    """It imports `fuzz_frames` by name, which `target` has put in its place."""
+    return _load("fuzz_links")
+
+
+@pytest.fixture(scope="module")
 def corpus(target: ModuleType) -> Any:
-    return target.load_corpus(FUZZ.parent / "corpus")
+    return target.load_corpus(FUZZ / "corpus")
 
 
-def test_five_seconds_of_broken_streams(target: ModuleType, corpus: Any) -> None:
-    ends = target.fuzz(5.0, 2024, corpus)
+def test_every_end_of_a_broken_stream(target: ModuleType, corpus: Any) -> None:
+    ends = target.fuzz(1.0, 2024, corpus)
     assert set(ends) == {"read", "refused", "truncated", "waits for an offer"}
-    assert sum(ends.values()) > 200
+
+
+def test_every_end_of_a_broken_link(links: ModuleType) -> None:
+    """Links between two cores with somebody between them: honest ones arrive, others end as they may."""
+    ends = links.fuzz(2.0, 2024)
+    assert set(ends) >= {"honest: read", "noise: refused", "hostile: refused", "hostile: read", "hostile: no link"}
+
+
+@pytest.mark.parametrize(
+    ("broken", "name", "replacement"),
+    [
+        (LinkCore, "place", lambda *_: [][0]),
+        (ReceiveState, "page_streams", lambda *_: [memoryview(b"other bytes")]),
+        (CreditBook, "remove", lambda *_: []),
+    ],
+)
+def test_a_core_that_breaks_on_a_link_is_noticed(
+    links: ModuleType, broken: Any, name: str, replacement: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broken, name, replacement)
+    with pytest.raises(links.InvariantBroken, match="--replay"):
+        links.fuzz(5.0, 0)
+
+
+@pytest.mark.timeout(400)
+def test_a_minute_of_fuzzing_beside_the_other_tests(fuzz_minute: list[subprocess.Popen[str]]) -> None:
+    """Half a minute of CPU time on each target, begun before the first test and over, mostly, before this, the last."""
+    for running in fuzz_minute:
+        printed, _ = running.communicate()
+        assert running.returncode == 0, printed
 
 
 def test_the_corpus_itself_is_read_or_refused_as_it_should(target: ModuleType, corpus: Any) -> None:
@@ -76,6 +117,9 @@ def test_memory_beyond_what_was_reserved_is_noticed(
         target.fuzz(5.0, 0, corpus)
 
 
-def test_the_command(target: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands(target: ModuleType, links: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     assert target.main(["--seconds", "0.2", "--seed", "3"]) == 0
     assert "streams" in capsys.readouterr().out
+    assert links.main(["--seconds", "0.2", "--seed", "3"]) == 0
+    assert links.main(["--replay", "5"]) == 0
+    assert "links" in capsys.readouterr().out
