@@ -1,4 +1,4 @@
-"""Compiles lynx_net/aio/_lanes.c into the wheel; where that cannot be done the wheel is pure and runs its Python twin."""
+"""Compiles lynx_net/aio/_lanes.c into the wheel; where that cannot be done the wheel is pure, lanes run in Python."""
 
 from __future__ import annotations
 

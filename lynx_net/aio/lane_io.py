@@ -89,9 +89,9 @@ class LaneIo(NamedTuple):
     receive_payloads: Callable[[socket.socket, list[memoryview], memoryview, float], tuple[int, list[int]]]
     """Fill `payloads` in order, waiting for them, then what is there of `tail`; without payloads wait for that.
 
-    `wait_s` bounds a wait in which nothing comes, together with the socket's SO_RCVTIMEO, which must be set. Returns the
-    bytes received, 0 at the end of the stream, and the checksum of every payload that was filled; it may
-    come back with fewer payloads than asked for. Raises OSError, BlockingIOError if nothing came.
+    `wait_s` bounds a wait in which nothing comes, together with the socket's SO_RCVTIMEO, which must be set. Returns
+    the bytes received, 0 at the end of the stream, and the checksum of every payload that was filled; it may come back
+    with fewer payloads than asked for. Raises OSError, BlockingIOError if nothing came.
     """
 
 

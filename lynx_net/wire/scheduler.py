@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 __all__ = ["BURST_BYTES", "NothingToSend", "Scheduler", "SendBytes", "SendQueue", "WaitUntil", "seal"]
 
 
-BURST_BYTES = 1 << 20
-"""A burst ends with the segment that reaches this much: a payload is read for its checksum, then sent from the cache."""
+BURST_BYTES = 2 << 20
+"""A burst ends with the segment that reaches this much: payloads are sent while they are in the cache."""
 
 MAX_STREAM_BYTES = (1 << 32) - 1
 """The header has 32 bits for the bytes of a page stream."""

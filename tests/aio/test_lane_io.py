@@ -312,18 +312,26 @@ def test_a_signal_handler_that_raises_ends_a_receive(
 ) -> None:
     payloads, (tail,) = views(*[size] * bool(size)), views(HEADER_BYTES)
     pair[1].setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", 5, 0))
-    with pytest.raises(Interrupted):
+
+    def receive() -> None:
         interrupt(raises=True)
         io.receive_payloads(pair[1], payloads, tail, 5.0)
+
+    with pytest.raises(Interrupted):
+        receive()
 
 
 def test_a_signal_handler_that_raises_ends_a_send(
     io: LaneIo, pair: tuple[socket.socket, socket.socket], interrupt: Callable[..., list[int]]
 ) -> None:
     batch = [segment(index, bytes(1 << 24)) for index in range(2)]
-    with pytest.raises(Interrupted):
+
+    def send() -> None:
         interrupt(raises=True)
         io.send_batch(pair[0], batch)
+
+    with pytest.raises(Interrupted):
+        send()
 
 
 def test_signals_do_not_disturb_the_bytes(

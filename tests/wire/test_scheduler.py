@@ -23,7 +23,7 @@ from lynx_net.wire.frames import (
 )
 from lynx_net.wire.messages import Bye, Ping, Request, decode_message, encode_message
 from lynx_net.wire.pacing import TokenBucket
-from lynx_net.wire.scheduler import NothingToSend, Scheduler, SendBytes, SendQueue, WaitUntil, seal
+from lynx_net.wire.scheduler import BURST_BYTES, NothingToSend, Scheduler, SendBytes, SendQueue, WaitUntil, seal
 
 SEGMENT = 100
 STREAMS = 3
@@ -311,6 +311,14 @@ def test_waiting_for_the_peer() -> None:
     scheduler.next(0, 0.0)
     assert queue.unsent == 0
     assert queue.waits_for_peer()  # for Complete
+
+
+def test_a_burst_ends_with_the_segment_that_fills_it() -> None:
+    half = memoryview(bytes(BURST_BYTES // 2))
+    sealed = seal([SendBytes(half, 1, page, 0, 0, len(half)) for page in range(5)])
+    assert [len(buffer) for buffer in sealed] == [
+        2 * HEADER_BYTES, len(half), len(half), 2 * HEADER_BYTES, len(half), len(half), HEADER_BYTES, len(half),
+    ]  # fmt: skip
 
 
 def test_what_is_sealed_together_is_read_in_order() -> None:
