@@ -43,7 +43,9 @@ def endpoint(
 ) -> Endpoint[Link]:
     """An endpoint without codecs; `incoming` takes what arrives, `config` are fields of LinkConfig."""
     return Endpoint(
-        lambda parts: Link(parts, incoming), config=LinkConfig(**({"memory_bytes": ROOMY} | config)), rate=rate
+        lambda parts: Link(parts, incoming, accept_in_threads=True),
+        config=LinkConfig(**({"memory_bytes": ROOMY} | config)),
+        rate=rate,
     )
 
 

@@ -70,7 +70,9 @@ def arrays_of(layout: CacheLayout) -> list[tuple[Any, Any]]:
     """The same numbers for every transfer of a layout."""
     rng = np.random.default_rng(layout.tokens)
     shape = layout.array_shape("key")
-    return [(rng.standard_normal(shape, np.float32), rng.standard_normal(shape, np.float32)) for _ in range(layout.layers)]
+    return [
+        (rng.standard_normal(shape, np.float32), rng.standard_normal(shape, np.float32)) for _ in range(layout.layers)
+    ]
 
 
 # ---- the receiving process
@@ -113,7 +115,9 @@ async def _receive(transfer: IncomingTransfer, chance: float, first: dict[int, b
             wrong.append(f"{transfer.offer.request_id}: {error!r}")
         return
     layout = transfer.offer.layout
-    got = b"".join(transfer.target.view(layer, kind).tobytes() for layer in range(layout.layers) for kind in layout.kinds)
+    got = b"".join(
+        transfer.target.view(layer, kind).tobytes() for layer in range(layout.layers) for kind in layout.kinds
+    )
     if got != first.setdefault(layout.tokens, got):
         wrong.append(f"{transfer.offer.request_id}: other bytes than the first of its kind")
 

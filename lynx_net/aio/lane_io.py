@@ -6,6 +6,7 @@ lock, which threads of several lanes otherwise hand to one another several times
 
 from __future__ import annotations
 
+import contextlib
 import select
 import socket
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,12 +15,12 @@ from lynx_net.wire.frames import MAX_BURST, checksum
 from lynx_net.wire.scheduler import BURST_BYTES, seal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from types import ModuleType
 
     from lynx_net.wire.scheduler import SendBytes
 
-__all__ = ["IN_USE", "PYTHON", "LaneIo", "describe", "native"]
+__all__ = ["IN_USE", "PYTHON", "LaneIo", "describe", "native", "send_all", "send_now"]
 
 _MAX_BUFFERS = 512
 """Of one system call."""
@@ -33,13 +34,31 @@ _WAIT_ALL_MOST_BYTES = 1024 * 1024
 
 def python_send(sock: socket.socket, batch: list[SendBytes]) -> None:
     """`send_batch` without the extension."""
-    views = [memoryview(buffer) for buffer in seal(batch)]
+    send_all(sock, [memoryview(buffer) for buffer in seal(batch)])
+
+
+def send_all(sock: socket.socket, views: list[memoryview]) -> None:
+    """Send all views, as many at a time as the kernel takes. Uses up the list."""
     while views:
-        sent = sock.sendmsg(views[:_MAX_BUFFERS])
-        while views and sent >= views[0].nbytes:
-            sent -= views.pop(0).nbytes
-        if sent:
-            views[0] = views[0][sent:]
+        _cut(views, sock.sendmsg(views[:_MAX_BUFFERS]))
+
+
+def send_now(sock: socket.socket, buffers: Sequence[bytes | memoryview]) -> list[memoryview]:
+    """Send what the kernel takes without waiting and return the rest.
+
+    A broken connection takes nothing: whoever sends the rest gets the error.
+    """
+    views = [memoryview(buffer) for buffer in buffers]
+    with contextlib.suppress(OSError):
+        _cut(views, sock.sendmsg(views, [], socket.MSG_DONTWAIT))
+    return views
+
+
+def _cut(views: list[memoryview], sent: int) -> None:
+    while views and sent >= views[0].nbytes:
+        sent -= views.pop(0).nbytes
+    if sent:
+        views[0] = views[0][sent:]
 
 
 def python_receive(

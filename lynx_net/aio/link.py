@@ -80,6 +80,22 @@ class LinkParts:
     dial: Callable[[int, int], Awaitable[tuple[Lane, int]]] | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """An offer has its receiving end; who asked for it is to be told."""
+
+    incoming: IncomingTransfer
+
+
+@dataclass(frozen=True, slots=True)
+class _Declined:
+    """An offer has none."""
+
+    transfer: int
+    request_id: str
+    error: LynxError
+
+
 class _LaneDown:
     """A lane without a connection."""
 
@@ -89,7 +105,11 @@ class _LaneDown:
 
 
 class MakeIncoming(Protocol):
-    """Makes the receiving end of an offered transfer; raises LynxError to decline it."""
+    """Makes the receiving end of an offered transfer; raises LynxError to decline it.
+
+    Called in the event loop; where the link accepts in threads, in any thread and with the lock of all links, so that the
+    data behind an offer does not wait for the loop.
+    """
 
     def __call__(self, link: Link, transfer: int, offer: Offer) -> IncomingTransfer: ...
 
@@ -114,7 +134,7 @@ class Link:
     until `close`, until its peer says goodbye, or until an error, which then is what every waiter gets.
     """
 
-    def __init__(self, parts: LinkParts, make_incoming: MakeIncoming) -> None:
+    def __init__(self, parts: LinkParts, make_incoming: MakeIncoming, *, accept_in_threads: bool = False) -> None:
         core, lanes = parts.core, parts.lanes
         self.core = core
         self.lock = parts.lock
@@ -124,15 +144,16 @@ class Link:
         self.peer_incarnation = parts.peer_incarnation
         self._dial = parts.dial
         self._make_incoming = make_incoming
+        self._accept_in_threads = accept_in_threads
         self._first_lanes = lanes
         self._pump: Pump = LoopPump(self) if any(lane.plain_socket is None for lane in lanes) else ThreadPump(self)
         self._down: dict[int, _LaneDown] = {}
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
-        self._events: deque[Event] = deque()
+        self._events: deque[Event | _Taken | _Declined] = deque()
         self._draining = False
         self._waiting_for_room: set[int] = set()
-        self._failure: asyncio.Future[LynxError] = self._loop.create_future()
+        self._failure: asyncio.Future[LynxError] = self.loop.create_future()
         self._outgoing: dict[int, OutgoingTransfer] = {}
         self._incoming: dict[int, IncomingTransfer] = {}
         self._asked: dict[str, asyncio.Future[IncomingTransfer]] = {}
@@ -287,7 +308,7 @@ class Link:
 
     # ---- what the pump calls
 
-    def post(self, events: Sequence[Event]) -> None:
+    def post(self, events: Sequence[Event | _Taken | _Declined]) -> None:
         """Handle events of the core, in order; arrived pages here, the rest in the event loop. For any thread."""
         with self.lock:
             for event in events:
@@ -295,6 +316,8 @@ class Link:
                     # Not by way of the loop: waking it for every page costs more than receiving the page.
                     if (incoming := self._incoming.get(event.transfer)) is not None:
                         incoming.page_arrived(event.page, event.stream)
+                elif isinstance(event, OfferReceived) and self._accept_in_threads:
+                    self._take(event)
                 else:
                     self._events.append(event)
             if self.core.scheduler.has_work():
@@ -303,9 +326,9 @@ class Link:
                 return
             self._draining = True
         if threading.get_ident() == self._loop_thread:
-            self._loop.call_soon(self._drain)
+            self.loop.call_soon(self._drain)
         else:
-            self._loop.call_soon_threadsafe(self._drain)
+            self.loop.call_soon_threadsafe(self._drain)
 
     def sent(self, chosen: SendBytes) -> None:
         """Bytes left; a writer that waited for room goes on. Called with the lock, from any thread."""
@@ -321,7 +344,7 @@ class Link:
         # Half empty, so that a fast writer is woken once for many segments.
         if self.core.queued_bytes(transfer, 0) <= self.core.config.send_queue_bytes // 2:
             self._waiting_for_room.discard(transfer)
-            self._loop.call_soon_threadsafe(outgoing.has_room, True)
+            self.loop.call_soon_threadsafe(outgoing.has_room, True)
 
     def received(self, header: SegmentHeader) -> None:
         """A segment arrived. Called with the lock, from any thread."""
@@ -463,7 +486,7 @@ class Link:
         while self._events:
             self._handle(self._events.popleft())
 
-    def _handle(self, event: Event) -> None:
+    def _handle(self, event: Event | _Taken | _Declined) -> None:
         match event:
             case LayerReady(transfer, layer, stream):
                 self._incoming[transfer].mark_layer(layer, stream)
@@ -472,7 +495,11 @@ class Link:
             case TransferComplete(transfer):
                 self._incoming.pop(transfer).mark_complete()
             case OfferReceived():
-                self._offer_received(event)
+                self._take(event)
+            case _Taken(incoming):
+                self._announce(incoming)
+            case _Declined(transfer, request_id, error):
+                self._decline(transfer, request_id, error)
             case TransferDelivered(transfer):
                 self._outgoing.pop(transfer).delivered.set(self.clock())
             case TransferFailed(transfer, error):
@@ -492,7 +519,8 @@ class Link:
         """Hook for subclasses with a richer request."""
         return IncomingRequest(self, request_id, meta)
 
-    def _offer_received(self, event: OfferReceived) -> None:
+    def _take(self, event: OfferReceived) -> None:
+        """Make the receiving end of an offer and accept it. In the event loop, or in any thread with the lock."""
         message, layout = event.offer, event.layout
         offer = Offer(
             message.request_id,
@@ -506,24 +534,27 @@ class Link:
         try:
             incoming = self._make_incoming(self, message.transfer, offer)
         except LynxError as error:
-            self._decline(message.transfer, message.request_id, error)
+            self.post([_Declined(message.transfer, message.request_id, error)])
             return
         except Exception as error:
             # Not ours to handle, but neither peer must wait for an answer that never comes because of it.
             logger.exception("the application failed at the offer of request %r from %s", offer.request_id, self.peer)
-            self._decline(message.transfer, message.request_id, TransferAbortedError(repr(error)))
+            self.post([_Declined(message.transfer, message.request_id, TransferAbortedError(repr(error)))])
             return
-        self._incoming[message.transfer] = incoming
-        future = self._asked.pop(message.request_id, None)
-        if future is None:
-            self.on_offer(incoming)
-        elif not future.done():
-            future.set_result(incoming)
         with self.lock:
+            self._incoming[message.transfer] = incoming
+            self.post([_Taken(incoming)])
             self.post(self.core.take(message, layout, incoming.sizes, incoming.need_bytes, self.clock()))
             self._pump.wake()
-        if future is not None and future.cancelled():
+
+    def _announce(self, incoming: IncomingTransfer) -> None:
+        future = self._asked.pop(incoming.offer.request_id, None)
+        if future is None:
+            self.on_offer(incoming)
+        elif future.cancelled():
             incoming.cancel("nobody waits for it any more")
+        else:
+            future.set_result(incoming)
 
     def _decline(self, transfer: int, request_id: str, error: LynxError) -> None:
         logger.warning("declined the transfer of request %r from %s: %s", request_id, self.peer, error)

@@ -30,7 +30,7 @@ from lynx_net.errors import ConnectionLostError, LynxError
 from lynx_net.transport.base import lost
 from lynx_net.wire.connection import SegmentAwaitsOffer
 from lynx_net.wire.frames import FrameReader, SegmentFrame, SegmentStart, checksum
-from lynx_net.wire.scheduler import SendBytes, WaitUntil
+from lynx_net.wire.scheduler import SendBytes, WaitUntil, seal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -45,9 +45,8 @@ logger = logging.getLogger("lynx_net")
 _STOP_S = 2.0
 """A thread whose socket is shut down ends at once; one that does not must not keep a closing link."""
 
-_BATCH_S = 0.001
-"""Segments are sent together while that takes no longer: what has been chosen is ahead of everything urgent."""
-_MAX_BATCH_BYTES = 4 * 1024 * 1024
+_SMALL_BYTES = 64 * 1024
+"""What is sent by the thread that made it, if nothing is being sent."""
 _MAX_BATCH = 256
 """Frames that are sent together."""
 
@@ -61,6 +60,8 @@ class _Connection:
         self.sock = sock
         self.reader = FrameReader()
         self.may_send = threading.Condition(lock)
+        self.rest: list[memoryview] = []
+        """What another thread began to send and the kernel did not take at once."""
         self.sleeping = False
         self.stopping = False
         self.error: LynxError | None = None
@@ -113,10 +114,27 @@ class ThreadPump(Pump):
     def wake(self) -> None:
         if self._waiting_for_offer:
             self._offers.notify_all()
+        first = self._connections.get(0)
+        if first is not None and first.sleeping and not first.rest:
+            self._send_here(first)
         scheduler = self.owner.core.scheduler
         for index, connection in self._connections.items():
-            if connection.sleeping and (index == 0 or scheduler.has_segments()):
+            if connection.sleeping and (scheduler.has_segments() or (index == 0 and scheduler.has_control())):
                 connection.may_send.notify()
+
+    def _send_here(self, connection: _Connection) -> None:
+        """Send what is small in the thread that made it, with the lock: waking the other one takes longer."""
+        owner = self.owner
+        while owner.core.next_is_small(_SMALL_BYTES):
+            chosen = owner.core.next_send(connection.index, owner.clock())
+            if not isinstance(chosen, SendBytes):
+                return
+            connection.lane.mark(class_of(chosen))
+            connection.rest = lane_io.send_now(connection.sock, seal([chosen]))
+            owner.sent(chosen)
+            if connection.rest:
+                connection.may_send.notify()
+                return
 
     async def flushed(self) -> None:
         while True:
@@ -190,27 +208,26 @@ class ThreadPump(Pump):
     def _send_loop(self, connection: _Connection) -> None:
         owner = self.owner
         batch: list[SendBytes] = []
-        least_bytes = batch_bytes = owner.core.segment_bytes
-        while True:
+        while not connection.stopping:
             with owner.lock:
                 for sent in batch:
                     owner.sent(sent)
-                batch = self._choose(connection, batch_bytes)
-            if not batch:
-                return
-            began_s = owner.clock()
-            self._send(connection, batch)
-            took_s = owner.clock() - began_s
-            if took_s > _BATCH_S:
-                batch_bytes = max(batch_bytes // 2, least_bytes)
-            elif took_s < _BATCH_S / 2 and sum(len(one.data) for one in batch) >= batch_bytes:
-                batch_bytes = min(batch_bytes * 2, max(_MAX_BATCH_BYTES, least_bytes))
+                batch = self._choose(connection)
+                rest, connection.rest = connection.rest, []
+            if rest:
+                lane_io.send_all(connection.sock, rest)
+            elif batch:
+                self._send(connection, batch)
 
-    def _choose(self, connection: _Connection, room_bytes: int) -> list[SendBytes]:
-        """Wait, with the lock, for what to send: some `room_bytes` of it; nothing when the connection ends."""
+    def _choose(self, connection: _Connection) -> list[SendBytes]:
+        """Wait, with the lock, for what to send: a segment, or small ones up to its size.
+
+        Nothing when the connection ends or has a rest to send.
+        """
         owner = self.owner
         batch: list[SendBytes] = []
-        while not connection.stopping:
+        room_bytes = owner.core.segment_bytes
+        while not connection.stopping and not connection.rest:
             now = owner.clock()
             chosen = owner.core.next_send(connection.index, now)
             if isinstance(chosen, SendBytes):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import logging
 from typing import TYPE_CHECKING, Any
@@ -71,7 +70,7 @@ class ReceivedTransfer(IncomingTransfer):
         self._waiting_bytes = [0] * offer.streams
         self._layer_arrived = [[0] * layout.layers for _ in range(offer.streams)]
         self._decoding = False
-        self._loop = asyncio.get_running_loop()
+        self._loop = link.loop
         self._error: LynxError | None = None
 
     def sizes(self, page: int) -> Sequence[frozenset[int]]:

@@ -48,8 +48,9 @@ class KVLink(Link):
         *,
         make_incoming: MakeIncoming,
         executor: Executor | None,
+        accept_in_threads: bool,
     ) -> None:
-        super().__init__(parts, make_incoming)
+        super().__init__(parts, make_incoming, accept_in_threads=accept_in_threads)
         self._executor = executor
 
     def send(
@@ -112,13 +113,17 @@ class _KVEndpoint(Endpoint[KVLink]):
         super().__init__(
             self._make_kv_link, config=config or LinkConfig(), rate=rate, sockets=sockets, tls=tls, key=key
         )
+        # A caller's `allocate` may be used to the event loop; ours does not care.
+        self._accept_in_threads = allocate is None
         self._allocate = allocate or (lambda offer: HostCache(offer.layout))
         # In virtual time nothing waits for threads, so the work is done in place.
         virtual = hasattr(asyncio.get_running_loop(), "virtual_clock")
         self._executor = None if virtual else ThreadPoolExecutor(1, thread_name_prefix="lynx_net-codec")
 
     def _make_kv_link(self, parts: LinkParts) -> KVLink:
-        return KVLink(parts, make_incoming=self._receive, executor=self._executor)
+        return KVLink(
+            parts, make_incoming=self._receive, executor=self._executor, accept_in_threads=self._accept_in_threads
+        )
 
     def _receive(self, link: Link, transfer: int, offer: Offer) -> ReceivedTransfer:
         # These are arguments of ours, not parameters of a codec: a peer must not choose them.

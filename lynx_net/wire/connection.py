@@ -310,6 +310,10 @@ class LinkCore:
         else:
             pacer.set_rate(rate_bps, now)
 
+    def next_is_small(self, most_bytes: int) -> bool:
+        """Whether lane 0 would send little next, see `Scheduler.next_is_small`; False while it sends frames again."""
+        return not self._lanes[0].resend and self.scheduler.next_is_small(most_bytes)
+
     def next_send(self, lane: int, now: float) -> SendBytes | WaitUntil | NothingToSend:
         """What this lane sends now; see the scheduler's rules."""
         record = self._lanes[lane]
@@ -530,7 +534,9 @@ class LinkCore:
 
     def is_silent(self, now: float) -> bool:
         """Rule 1: nothing was heard of the peer for the deadline."""
-        return now >= self.heard_at_s + self.config.deadline_s  # the sum that `next_timer` gives, not a rounded difference
+        return (
+            now >= self.heard_at_s + self.config.deadline_s
+        )  # the sum that `next_timer` gives, not a rounded difference
 
     def next_timer(self) -> float:
         """When `timer` wants to be called next."""

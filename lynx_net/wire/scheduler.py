@@ -234,6 +234,16 @@ class Scheduler:
         """True while control frames are queued."""
         return bool(self._control)
 
+    def next_is_small(self, most_bytes: int) -> bool:
+        """Whether lane 0 would next send a control frame, or the last of a transfer, of at most so many bytes."""
+        if self._control:
+            return len(self._control[0]) <= most_bytes
+        if not self._order:
+            return False
+        stream = self._order[0][0]
+        queue = self._turns[self._order[0]][0]
+        return queue.unsent == 1 and queue.next_length(stream) <= most_bytes
+
     def has_segments(self) -> bool:
         """True while a segment could be sent now, pacing aside."""
         return bool(self._turns)
