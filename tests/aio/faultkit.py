@@ -47,7 +47,7 @@ class SlowKeep(Keep):
     PAGE_S = 0.2
 
     def page_arrived(self, page: int, stream: int) -> None:
-        loop = self.link._loop
+        loop = self.link.loop
         loop.call_soon_threadsafe(lambda: loop.call_later(self.PAGE_S, super(SlowKeep, self).page_arrived, page, stream))
 
 
