@@ -63,7 +63,7 @@ def raw_receive(pipe: Connection, total: int, lanes: int, size: int) -> None:
 
 def raw_send(port: int, total: int, lanes: int, size: int) -> tuple[float, float]:
     """Send from the same source memory, one blocking thread a connection; start time and CPU seconds."""
-    source = memoryview(bytes(SOURCE_BYTES))
+    source = memoryview(bytes(range(256)) * (SOURCE_BYTES // 256))
     connections = [socket.create_connection(("127.0.0.1", port)) for _ in range(lanes)]
     per_lane = total // size // lanes
 
@@ -89,7 +89,7 @@ def lynx_receive(pipe: Connection, total: int, lanes: int, size: int) -> None:
     """Serve one transfer."""
 
     async def serve() -> None:
-        server = await endpoint(segment_bytes=size).serve("tcp://127.0.0.1:0")
+        server = await endpoint(segment_bytes=size, residual_window_bytes=max(4 * size, 4 << 20)).serve("tcp://127.0.0.1:0")
         pipe.send(int(server.url.rpartition(":")[2]))
         transfer = await anext(aiter(server))
         began = cpu_seconds()
@@ -105,8 +105,8 @@ def lynx_send(port: int, total: int, lanes: int, size: int) -> tuple[float, floa
     """Send pages of one segment each; start time and CPU seconds."""
 
     async def send() -> tuple[float, float]:
-        side = endpoint(segment_bytes=size)
-        source = memoryview(bytes(SOURCE_BYTES))
+        side = endpoint(segment_bytes=size, residual_window_bytes=max(4 * size, 4 << 20))
+        source = memoryview(bytes(range(256)) * (SOURCE_BYTES // 256))
         link = await side.connect(f"tcp://127.0.0.1:{port}", lanes=lanes)
         began_s, began = time.monotonic(), cpu_seconds()
         transfer = open_bytes(link, total // size, (size,))
