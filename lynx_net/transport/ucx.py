@@ -326,6 +326,7 @@ class UcxLane(Lane):
 
     def _release(self) -> None:
         self._break(self._closed_here())
+        self._moving.clear()
         self._worker.discard(self._tag_in, MESSAGE_BYTES)
         self._worker.release()
 

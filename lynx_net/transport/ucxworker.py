@@ -102,6 +102,7 @@ class UcxWorker:
             self._tick.cancel()
         if not self._loop.is_closed():
             self._loop.remove_reader(self._fd)
+        self._discarded.clear()
         del self._worker, self._context
 
     # ---- endpoints and messages
