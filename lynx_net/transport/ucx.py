@@ -105,7 +105,9 @@ class UcxLane(Lane):
             for part in messages(views, self._message_bytes):
                 size = part.nbytes
                 await self._worker.until(lambda size=size: self._may_send(size))  # type: ignore[misc]
-                requests.append(self._posted(self._endpoint.tag_send(self._worker.api.array(part), self._tag_out), part))
+                requests.append(
+                    self._posted(self._endpoint.tag_send(self._worker.api.array(part), self._tag_out), part)
+                )
                 self._sent_bytes += size
                 self._worker.kick()
             await self._worker.until(lambda: self._all_done(requests))
@@ -169,7 +171,9 @@ class UcxLane(Lane):
         if count is None:
             return 0
         if not 0 < count <= MESSAGE_BYTES:
-            self._break(RemoteProtocolError(f"{self.peer} sent a message of {count} bytes; the most is {MESSAGE_BYTES}"))
+            self._break(
+                RemoteProtocolError(f"{self.peer} sent a message of {count} bytes; the most is {MESSAGE_BYTES}")
+            )
             self._check()
         return count
 

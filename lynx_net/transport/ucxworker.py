@@ -24,6 +24,9 @@ __all__ = ["UcxApi", "UcxWorker", "load_ucx", "worker_of_this_loop"]
 _PROGRESS_CALLS = 64
 """At most so many calls in a row; then the other tasks of the loop run."""
 
+_OPTIONS = {"RNDV_THRESH": "auto", "TCP_TX_SEG_SIZE": "256k", "TCP_RX_SEG_SIZE": "256k"}
+"""Of UCX, without their prefix. Segments of TCP are 8 KiB by default, which halves its speed."""
+
 _YIELD_WAITS = 16
 """After so many waits that were over at once, the other tasks of the loop run."""
 
@@ -39,8 +42,8 @@ class UcxApi:
     array: Any
     tag: Any
     error: type[Exception]
-    chosen_rndv_threshold: bool
-    """The environment says from which size on a message is fetched by its receiver (UCX_RNDV_THRESH)."""
+    options: dict[str, str]
+    """What contexts are made with, where the environment does not say otherwise."""
 
 
 _loaded: UcxApi | None = None
@@ -50,15 +53,15 @@ def load_ucx() -> UcxApi:
     """Import ucxx; raises BackendMissingError, which names the extra, if that cannot be done."""
     global _loaded
     if _loaded is None:
-        # Asked before the import, which sets the variable to a value of its own.
-        chosen = "UCX_RNDV_THRESH" in os.environ
+        # Asked before the import, which sets a variable of these to a value of its own.
+        options = {name: value for name, value in _OPTIONS.items() if f"UCX_{name}" not in os.environ}
         try:
             from ucxx import libucxx
             from ucxx._lib.arr import Array
             from ucxx.types import Tag
         except ImportError as error:
             raise BackendMissingError("UCX (ucxx)", "ucx") from error
-        _loaded = UcxApi(libucxx, Array, Tag, libucxx.UCXError, chosen)
+        _loaded = UcxApi(libucxx, Array, Tag, libucxx.UCXError, options)
     return _loaded
 
 
@@ -67,9 +70,8 @@ class UcxWorker:
 
     def __init__(self, api: UcxApi, loop: asyncio.AbstractEventLoop) -> None:
         self.api = api
-        options = {} if api.chosen_rndv_threshold else {"RNDV_THRESH": "auto"}
         feature = api.core.Feature
-        self._context = api.core.UCXContext(options, (feature.TAG, feature.WAKEUP))
+        self._context = api.core.UCXContext(dict(api.options), (feature.TAG, feature.WAKEUP))
         self._worker = api.core.UCXWorker(self._context, False, False)
         self._worker.init_blocking_progress_mode()
         self.address = bytes(self._worker.address.tobytes())

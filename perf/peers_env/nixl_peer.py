@@ -5,9 +5,20 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import time
 from typing import Any
 
 from perf.peers_env.harness import Peer, Side, main
+
+
+def pieces(address: int, size: int) -> list[tuple[int, int, int]]:
+    """The descriptors of one payload."""
+    piece = min(size, int(os.environ.get("NIXL_PEER_PIECE_BYTES", str(1 << 30))))
+    return [(address + start, piece, 0) for start in range(0, size, piece)]
+
+
+LOOK_AGAIN_S = float(os.environ.get("NIXL_PEER_SLEEP_S", "0"))
+PROGRESS = os.environ.get("NIXL_PEER_PROGRESS", "both")
 
 
 class Nixl(Peer):
@@ -18,7 +29,9 @@ class Nixl(Peer):
     def _agent(self, name: str) -> Any:
         api: Any = importlib.import_module("nixl_cu12._api")
         threads = int(os.environ.get("NIXL_PEER_THREADS", "0"))
-        self._nixl = api.nixl_agent(name, api.nixl_agent_config(backends=["UCX"], num_threads=threads))
+        self._nixl = api.nixl_agent(
+            name, api.nixl_agent_config(PROGRESS in ("both", name), backends=["UCX"], num_threads=threads)
+        )
         self._address = int(self.memory.ctypes.data)
         self._nixl.register_memory([(self._address, self.memory.nbytes, 0, "")], mem_type="DRAM")
         return self._nixl
@@ -40,11 +53,13 @@ class Nixl(Peer):
         agent = self._nixl
         handle = self._handles.get(size)
         if handle is None:  # in the warm-up
-            local = agent.get_xfer_descs([(self._address, size, 0)], mem_type="DRAM")
-            remote = agent.get_xfer_descs([(self._remote_address, size, 0)], mem_type="DRAM")
+            local = agent.get_xfer_descs(pieces(self._address, size), mem_type="DRAM")
+            remote = agent.get_xfer_descs(pieces(self._remote_address, size), mem_type="DRAM")
             handle = self._handles[size] = agent.initialize_xfer("WRITE", local, remote, self._remote)
         state = agent.transfer(handle)
         while state == "PROC":
+            if LOOK_AGAIN_S:
+                time.sleep(LOOK_AGAIN_S)
             state = agent.check_xfer_state(handle)
         if state != "DONE":
             raise RuntimeError(f"the transfer ended as {state}")

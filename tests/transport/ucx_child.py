@@ -53,5 +53,27 @@ async def last_words(url: str) -> None:
     lane.close()
 
 
+async def send_device_memory(url: str) -> None:
+    """Send arrays that a busy CUDA stream is still filling, and send back what comes."""
+    import cupy
+
+    address = Address.parse(url)
+    lane = await transport_for(address).connect(address, SocketOptions())
+    with cupy.cuda.Stream(non_blocking=True):
+        grid = cupy.ones((4096, 4096), cupy.float32)
+        for _ in range(40):
+            grid = grid @ grid / 4096
+        array = (cupy.arange(1 << 20, dtype=cupy.int32) + grid[0, 0].astype(cupy.int32)).reshape(1024, 1024)
+        await lane.send([array])
+        echo = cupy.zeros_like(array)
+        view = memoryview(bytearray(1))
+        assert await lane.receive_into([view]) == 1
+        filled = 0
+        while filled < echo.nbytes:
+            filled += await lane.receive_into([echo.reshape(-1).view(cupy.uint8)[filled:]])
+        await lane.send([echo])
+    await lane.receive_into([view])
+
+
 if __name__ == "__main__":
     asyncio.run(globals()[sys.argv[1]](sys.argv[2]))
