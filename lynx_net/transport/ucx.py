@@ -2,9 +2,10 @@
 
 A lane is a byte stream, UCX moves messages, so:
 
-1. A lane begins as a TCP connection to the given address. Both sides send a fixed greeting with the address of their UCX
-   worker, the tag they receive on, and a window; from then on the connection carries only notes (`ucxnotes.py`).
-2. Bytes go as messages of at most `MESSAGE_BYTES` and a quarter of the peer's window. Small neighbouring buffers share one.
+1. A lane begins as a TCP connection to the given address. Both sides send a fixed greeting with the address of their
+   UCX worker, the tag they receive on, and a window; from then on it carries only notes (`ucxnotes.py`).
+2. Bytes go as messages of at most `MESSAGE_BYTES` and a quarter of the peer's window. Small neighbouring buffers
+   share one.
 3. A receiver looks at the length of the next message first. If it fits into the caller's view it is received there,
    else into a buffer of one message, from which the views are filled.
 4. The receiver notes how many bytes it has taken in all. A sender is never more than a window ahead of that, which
@@ -12,7 +13,8 @@ A lane is a byte stream, UCX moves messages, so:
 5. A closing side notes how many bytes it has sent in all, stays until they have been taken, and then goes. A TCP
    connection that ends without that note, or an endpoint that UCX loses, is a lost lane.
 
-TCP also makes the port, its errors, and the death of a process the kernel's business, whatever UCX moves the bytes over.
+TCP also makes the port, its errors, and the death of a process the kernel's business, whatever UCX moves the bytes
+over.
 """
 
 from __future__ import annotations
@@ -47,6 +49,7 @@ MESSAGE_BYTES = 256 * 1024
 """The largest message, and with it the largest buffer a lane keeps for one that does not fit into a view."""
 
 _MAX_HANDSHAKES = 256
+_USABLE = frozenset({"keepalive", "user_timeout_s"})
 
 _LINGER_S = 2.0
 """How long a closed lane waits for its peer to take what was sent."""
@@ -59,8 +62,8 @@ _SETTLE_S = 0.1
 class UcxLane(Lane):
     """One end of a connection.
 
-    `send` and `receive_into` also take C-contiguous device arrays (`__cuda_array_interface__`). The stream such an array
-    names is synchronised before UCX touches the memory; if it names none, the caller has done that. When a
+    `send` and `receive_into` also take C-contiguous device arrays (`__cuda_array_interface__`). The stream that such
+    an array names is synchronised before UCX touches the memory; if it names none, the caller has done that. When a
     call returns, UCX is through with the memory. A device view must have room for the whole next message.
 
     A cancelled or closed call waits, at most 0.1 s and without the event loop, for messages that are moving from or to
@@ -105,9 +108,8 @@ class UcxLane(Lane):
             for part in messages(views, self._message_bytes):
                 size = part.nbytes
                 await self._worker.until(lambda size=size: self._may_send(size))  # type: ignore[misc]
-                requests.append(
-                    self._posted(self._endpoint.tag_send(self._worker.api.array(part), self._tag_out), part)
-                )
+                request = self._endpoint.tag_send(self._worker.api.array(part), self._tag_out)
+                requests.append(self._posted(request, part))
                 self._sent_bytes += size
                 self._worker.kick()
             await self._worker.until(lambda: self._all_done(requests))
@@ -171,9 +173,8 @@ class UcxLane(Lane):
         if count is None:
             return 0
         if not 0 < count <= MESSAGE_BYTES:
-            self._break(
-                RemoteProtocolError(f"{self.peer} sent a message of {count} bytes; the most is {MESSAGE_BYTES}")
-            )
+            reason = f"{self.peer} sent a message of {count} bytes; a lane sends 1 to {MESSAGE_BYTES}"
+            self._break(RemoteProtocolError(reason))
             self._check()
         return count
 
@@ -424,15 +425,20 @@ class UcxListener(Listener):
 
 
 class UcxTransport(Transport):
-    """`ucx://host:port`; raises BackendMissingError when ucxx is not installed."""
+    """`ucx://host:port`; raises BackendMissingError when ucxx is not installed.
+
+    Of the socket options, `receive_buffer_bytes` is the window, and `keepalive` and `user_timeout_s` apply to the TCP
+    connection of a lane. The others are errors: UCX chooses its own paths, and environment variables configure it.
+    """
 
     def __init__(self) -> None:
         load_ucx()
         self._tcp = TcpTransport()
 
     async def connect(self, address: Address, options: SocketOptions) -> Lane:
+        options.check_usable(f"connecting to {address}", _USABLE)
         with _worker_for(f"connect to {address}") as worker:
-            tcp = await self._tcp.connect(address, options)
+            tcp = await self._tcp.connect(address, _for_notes(options))
             try:
                 async with asyncio.timeout(HANDSHAKE_S):
                     return await _make_lane(worker, tcp, options)
@@ -443,8 +449,14 @@ class UcxTransport(Transport):
                 raise ConnectionFailedError(f"cannot connect to {address}: {reason}") from error
 
     async def listen(self, address: Address, options: SocketOptions) -> Listener:
+        options.check_usable(f"listening on {address}", _USABLE)
         with _worker_for(f"listen on {address}") as worker:
-            return UcxListener(worker, await self._tcp.listen(address, options), options)
+            return UcxListener(worker, await self._tcp.listen(address, _for_notes(options)), options)
+
+
+def _for_notes(options: SocketOptions) -> SocketOptions:
+    """What the TCP connection of a lane gets."""
+    return SocketOptions(keepalive=options.keepalive, user_timeout_s=options.user_timeout_s)
 
 
 @contextlib.contextmanager

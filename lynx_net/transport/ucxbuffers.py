@@ -1,12 +1,13 @@
 """Memory that UCX can read and write: host views, and device arrays by `__cuda_array_interface__`.
 
-Device memory is never read before the work that fills it: an array that names a stream has the stream synchronised first
-(CUDA array interface, version 3). Nothing here imports CUDA until a device array comes.
+Device memory is never read before the work that fills it: an array that names a stream has the stream synchronised
+first (CUDA array interface, version 3). Nothing here imports CUDA until a device array comes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from lynx_net.errors import BackendMissingError, LynxError
@@ -117,7 +118,7 @@ def _synchronise(pointer: int, stream: int) -> None:
 
 
 def _enter_context(pointer: int) -> None:
-    """The primary context of the device that owns the memory; UCX copies device memory in the calling thread's context."""
+    """Make the primary context of the memory's device this thread's; UCX copies device memory in that of its caller."""
     driver = _cuda()
     _cuda_call("cuInit", 0)
     attribute = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
@@ -133,10 +134,9 @@ _contexts: dict[int, Any] = {}
 
 def _cuda() -> Any:
     try:
-        from cuda.bindings import driver
+        return importlib.import_module("cuda.bindings.driver")
     except ImportError as error:
         raise BackendMissingError("the CUDA driver interface (cuda-bindings)", "ucx") from error
-    return driver
 
 
 def _cuda_call(name: str, *arguments: Any) -> Any:

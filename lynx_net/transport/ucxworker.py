@@ -1,13 +1,14 @@
 """One UCX worker an event loop: made when the first lane needs it, driven by the loop, freed after the last.
 
-UCX offers to be polled, to be driven by a thread of its own, or to wake its user through a file descriptor. Here it is the
-descriptor: the loop watches it, makes progress when it becomes readable, and arms it again. Nothing spins and no other
-thread touches a buffer. Works with asyncio's loop and with uvloop.
+UCX offers to be polled, to be driven by a thread of its own, or to wake its user through a file descriptor. Here it is
+the descriptor: the loop watches it, makes progress when it becomes readable, and arms it again. Nothing spins and no
+other thread touches a buffer. Works with asyncio's loop and with uvloop.
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import time
 import weakref
@@ -56,12 +57,12 @@ def load_ucx() -> UcxApi:
         # Asked before the import, which sets a variable of these to a value of its own.
         options = {name: value for name, value in _OPTIONS.items() if f"UCX_{name}" not in os.environ}
         try:
-            from ucxx import libucxx
-            from ucxx._lib.arr import Array
-            from ucxx.types import Tag
+            libucxx: Any = importlib.import_module("ucxx").libucxx
+            array = importlib.import_module("ucxx._lib.arr").Array
+            tag = importlib.import_module("ucxx.types").Tag
         except ImportError as error:
             raise BackendMissingError("UCX (ucxx)", "ucx") from error
-        _loaded = UcxApi(libucxx, Array, Tag, libucxx.UCXError, options)
+        _loaded = UcxApi(libucxx, array, tag, libucxx.UCXError, options)
     return _loaded
 
 

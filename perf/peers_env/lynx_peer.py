@@ -1,7 +1,7 @@
 """lynx_net without a codec, checksums on: a transfer a payload, offered after the clock has started.
 
-With LYNX_PEER_OPEN=1 all payloads are pages of one transfer that was accepted before the clock starts, as the other systems
-have their memory registered and their descriptors exchanged by then.
+With LYNX_PEER_OPEN=1 all payloads are pages of one transfer that was accepted before the clock starts, as the other
+systems have their memory registered and their descriptors exchanged by then.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 from typing import TYPE_CHECKING
 
 from lynx_net import LinkConfig
-from lynx_net.aio.endpoint import Endpoint
+from lynx_net.aio.endpoint import Endpoint, Server
 from lynx_net.aio.link import Link
 from perf.bytelevel import ROOMY, Swallow, open_bytes, run
 from perf.peers_env.harness import Peer, Side, main
@@ -43,10 +43,12 @@ class Counter:
 
 
 class Lynx(Peer):
-    """Done when the receiver's `complete` is, or the last page of the payload has arrived: the checksums are right then."""
+    """Done when the receiver's `complete` is, or the last page of the payload is in; checksums are verified by then."""
 
     blocking = False
     in_memory = False
+
+    _server: Server[Link] | None = None
 
     def _make_endpoint(self) -> Endpoint[Link]:
         counter = self._counter = Counter()
@@ -60,16 +62,15 @@ class Lynx(Peer):
 
     async def start_receiver(self, side: Side) -> None:
         self._endpoint = self._make_endpoint()
-        self._server = await self._endpoint.serve(URL)
-        self._transfers = aiter(self._server)
-        await side.give(self._server.url.encode())
+        server = self._server = await self._endpoint.serve(URL)
+        self._transfers = aiter(server)
+        await side.give(server.url.encode())
         self._transfer: IncomingTransfer | None = None
         if ONE_TRANSFER:
             self._transfer = await anext(self._transfers)
             await side.say(b"Y")
 
     async def start_sender(self, side: Side) -> None:
-        self._server = None
         self._endpoint = self._make_endpoint()
         self._link = await self._endpoint.connect((await side.take()).decode(), lanes=LANES)
         self._next_page = 0
@@ -92,7 +93,7 @@ class Lynx(Peer):
             raise AssertionError(f"{transfer.stats.total_bytes} bytes instead of {size}")
 
     async def send(self, size: int) -> None:
-        source = memoryview(self.memory)
+        source = self.view
         pages = size // PAGE_BYTES
         transfer = self._open
         if transfer is None:

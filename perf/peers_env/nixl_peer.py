@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import time
 from typing import Any
 
 from perf.peers_env.harness import Peer, Side, main
@@ -17,10 +16,6 @@ def pieces(address: int, size: int) -> list[tuple[int, int, int]]:
     return [(address + start, piece, 0) for start in range(0, size, piece)]
 
 
-LOOK_AGAIN_S = float(os.environ.get("NIXL_PEER_SLEEP_S", "0"))
-PROGRESS = os.environ.get("NIXL_PEER_PROGRESS", "both")
-
-
 class Nixl(Peer):
     """Done when the state of the transfer says so, and then when the receiver sees the bytes."""
 
@@ -28,10 +23,7 @@ class Nixl(Peer):
 
     def _agent(self, name: str) -> Any:
         api: Any = importlib.import_module("nixl_cu12._api")
-        threads = int(os.environ.get("NIXL_PEER_THREADS", "0"))
-        self._nixl = api.nixl_agent(
-            name, api.nixl_agent_config(PROGRESS in ("both", name), backends=["UCX"], num_threads=threads)
-        )
+        self._nixl = api.nixl_agent(name, api.nixl_agent_config(backends=["UCX"]))
         self._address = int(self.memory.ctypes.data)
         self._nixl.register_memory([(self._address, self.memory.nbytes, 0, "")], mem_type="DRAM")
         return self._nixl
@@ -58,8 +50,6 @@ class Nixl(Peer):
             handle = self._handles[size] = agent.initialize_xfer("WRITE", local, remote, self._remote)
         state = agent.transfer(handle)
         while state == "PROC":
-            if LOOK_AGAIN_S:
-                time.sleep(LOOK_AGAIN_S)
             state = agent.check_xfer_state(handle)
         if state != "DONE":
             raise RuntimeError(f"the transfer ended as {state}")

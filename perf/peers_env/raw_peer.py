@@ -20,12 +20,12 @@ class Raw(Peer):
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     async def receive(self, size: int) -> None:
-        view = memoryview(self.memory)[:size]
+        view = self.view[:size]
         while view.nbytes:
             view = view[self._sock.recv_into(view) :]
 
     async def send(self, size: int) -> None:
-        self._sock.sendall(memoryview(self.memory)[:size])
+        self._sock.sendall(self.view[:size])
 
 
 if __name__ == "__main__":

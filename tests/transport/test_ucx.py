@@ -1,4 +1,4 @@
-"""UCX lanes: the shipped suite, transfers between processes, deaths, cancellation, and the error when ucxx is missing."""
+"""UCX lanes: the shipped suite, transfers between processes, deaths, cancellation, and what happens without ucxx."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from lynx_net.errors import (
     ConnectionFailedError,
     ConnectionLostError,
     HandshakeError,
+    LocalProtocolError,
     PeerTimeoutError,
 )
 from lynx_net.testing.conformance import TransportConformance
@@ -77,6 +78,11 @@ async def _lane_from(mode: str, **environment: str) -> AsyncIterator[tuple[Lane,
         listener.close()
 
 
+async def _read_on(lane: Lane, view: memoryview) -> None:
+    while True:
+        await lane.receive_into([view])
+
+
 @needs_ucxx
 class TestUcx(TransportConformance):
     url = URL
@@ -114,8 +120,7 @@ async def test_a_killed_peer_is_found_at_once(environment: dict[str, str]) -> No
         process.kill()
         began_s = time.monotonic()
         with pytest.raises(ConnectionLostError):
-            while True:
-                await lane.receive_into([view])
+            await _read_on(lane, view)
         assert time.monotonic() - began_s < 1
         with pytest.raises(ConnectionLostError):
             await lane.send([b"anybody there?"])
@@ -238,6 +243,13 @@ async def test_lanes_leave_nothing_behind() -> None:
         await use()
     assert (open_files(), threading.active_count()) == before
     assert not ucxworker._workers
+
+
+@needs_ucxx
+async def test_socket_options_that_would_do_nothing_are_refused() -> None:
+    address = Address.parse(URL)
+    with pytest.raises(LocalProtocolError, match="send_buffer_bytes"):
+        await transport_for(address).listen(address, SocketOptions(send_buffer_bytes=65536))
 
 
 async def test_the_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:

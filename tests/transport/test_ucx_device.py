@@ -24,7 +24,7 @@ async def test_device_arrays_between_processes(environment: dict[str, str]) -> N
     pytest.importorskip("ucxx")
     address = Address.parse("ucx://127.0.0.1:0")
     listener = await transport_for(address).listen(address, SocketOptions())
-    process = subprocess.Popen(
+    process = subprocess.Popen(  # noqa: ASYNC220
         [sys.executable, str(CHILD), "send_device_memory", listener.url], env=os.environ | environment
     )
     try:
