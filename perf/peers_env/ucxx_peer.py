@@ -13,6 +13,8 @@ class Ucxx(Peer):
     """The receive is posted before the clock starts; done when its await returns."""
 
     blocking = False
+    _endpoint: Any = None
+    _listener: Any = None
 
     async def start_receiver(self, side: Side) -> None:
         self._ucxx: Any = importlib.import_module("ucxx")
@@ -23,7 +25,6 @@ class Ucxx(Peer):
 
     async def start_sender(self, side: Side) -> None:
         self._ucxx = importlib.import_module("ucxx")
-        self._listener = None
         self._endpoint = await self._ucxx.create_endpoint("127.0.0.1", int(await side.take()))
 
     async def expect(self, size: int) -> None:
