@@ -246,6 +246,27 @@ async def test_lanes_leave_nothing_behind() -> None:
 
 
 @needs_ucxx
+@pytest.mark.parametrize("chunk_bytes", [1000, 60_000])
+async def test_no_more_than_the_window_is_beyond_recall(chunk_bytes: int) -> None:
+    """A peer that does not read gets at most its window, whether UCX copies messages or has them fetched."""
+    window_bytes = 256 * 1024
+    options = SocketOptions(receive_buffer_bytes=window_bytes)
+    address = Address.parse(URL)
+    listener = await transport_for(address).listen(address, options)
+    bound = Address.parse(listener.url)
+    left, right = await asyncio.gather(transport_for(bound).connect(bound, options), listener.accept())
+    accepted = 0
+    with contextlib.suppress(TimeoutError):
+        while accepted < 4 * window_bytes:
+            async with asyncio.timeout(0.3):
+                await left.send([bytes(chunk_bytes)])
+            accepted += chunk_bytes
+    assert window_bytes // 2 < accepted <= window_bytes
+    for closeable in (left, right, listener):
+        closeable.close()
+
+
+@needs_ucxx
 async def test_socket_options_that_would_do_nothing_are_refused() -> None:
     address = Address.parse(URL)
     with pytest.raises(LocalProtocolError, match="send_buffer_bytes"):
