@@ -10,6 +10,7 @@ from lynx_net.transport.memory import MemoryTransport
 from lynx_net.transport.options import Keepalive, PerClass
 from lynx_net.transport.tcp import TcpTransport
 from lynx_net.transport.tls import TlsConfig, TlsTransport
+from lynx_net.transport.ucx import UcxTransport
 from lynx_net.transport.unix import UnixTransport
 
 if TYPE_CHECKING:
@@ -27,11 +28,21 @@ __all__ = [
     "transport_for",
 ]
 
-_SCHEMES: dict[str, Callable[[], Transport]] = {"memory": MemoryTransport, "tcp": TcpTransport, "unix": UnixTransport}
+_SCHEMES: dict[str, Callable[[], Transport]] = {
+    "memory": MemoryTransport,
+    "tcp": TcpTransport,
+    "ucx": UcxTransport,
+    "unix": UnixTransport,
+}
 
 
 def transport_for(address: Address, tls: TlsConfig | None = None) -> Transport:
-    """The transport of an address; raises LocalProtocolError for an unknown scheme, or certificates without tls://."""
+    """The transport of an address.
+
+    Raises:
+        LocalProtocolError: the scheme is unknown, or there are certificates without tls:// or the other way round.
+        BackendMissingError: what it needs is not installed.
+    """
     if address.scheme == "tls":
         if tls is None:
             raise LocalProtocolError(f"{address} needs certificates: tls=TlsConfig(...)")
