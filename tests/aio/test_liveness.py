@@ -16,13 +16,15 @@ from faultkit import Wall, byte_endpoint, content, offer_bytes, send_bytes
 
 import lynx_net
 from lynx_net import LinkConfig
-from lynx_net.aio.handshake import make_hello, send_message
+from lynx_net.aio.handshake import answer_hello, make_hello
 from lynx_net.errors import ConnectionLostError, LynxError, PeerTimeoutError
 from lynx_net.testing.clock import run_virtual
 from lynx_net.transport import Address, SocketOptions, transport_for
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator
+
+    from lynx_net.wire.messages import Hello
 
 KIB = 1024
 DEADLINES_S = [0.5, 5.0, 60.0]
@@ -47,10 +49,12 @@ async def test_a_peer_that_hangs_while_connecting(deadline_s: float, answered: i
         listener = await transport_for(address).listen(address, SocketOptions())
         config = LinkConfig(deadline_s=deadline_s)
 
+        def greet(hello: Hello) -> Hello:
+            return make_hello(config, hello.link, bytes(8), hello.lane, hello.lanes, None, keyed=False)
+
         async def answer() -> None:
-            for index in range(answered):
-                lane = await listener.accept()
-                await send_message(lane, make_hello(config, bytes(16), bytes(8), index, 3))
+            for _ in range(answered):
+                await answer_hello(await listener.accept(), greet, None)
 
         answering = asyncio.create_task(answer())
         began_s = asyncio.get_running_loop().time()
