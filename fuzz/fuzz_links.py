@@ -4,8 +4,8 @@ Two sides greet each other, offer, send, grant, decode and abort over one to thr
 now and then, and somebody sits between them.
 What he does depends on the run: nothing ("honest": everything must arrive), flip bits and cut off ("noise": what is
 handed out for decoding must be what was sent), or change frames and make their checksums right again, repeat them,
-leave them out and move them to other lanes ("hostile"). The invariant of fuzz_frames.py holds for both sides in all three:
-a RemoteProtocolError or a correct parse, never anything else, and never more memory than was reserved.
+leave them out and move them to other lanes ("hostile"). The invariant of fuzz_frames.py holds for both sides: a
+RemoteProtocolError or a correct parse, never anything else, and never more memory than was reserved.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ import sys
 import time
 from collections import Counter, deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fuzz_frames import (
     CONFIG,
-    SIZES,
     Frame,
     InvariantBroken,
     Target,
@@ -39,7 +38,6 @@ from lynx_net.wire.connection import (
     Event,
     LinkCore,
     OfferReceived,
-    PageArrived,
     RequestReceived,
     SegmentAwaitsOffer,
     TransferDelivered,
@@ -47,6 +45,7 @@ from lynx_net.wire.connection import (
 from lynx_net.wire.frames import ControlFrame, FrameReader, SegmentFrame, SegmentHeader, SegmentStart, pack_control
 from lynx_net.wire.layout import CacheLayout
 from lynx_net.wire.messages import Hello, decode_message, encode_message
+from lynx_net.wire.receiving import PageArrived
 from lynx_net.wire.scheduler import SendBytes, seal
 
 if TYPE_CHECKING:
@@ -225,7 +224,7 @@ def greeting(mode: str, rng: random.Random) -> Hello | None:
     elif mode == "noise" and rng.random() < 0.1:
         data = spoil(data, rng)
     try:
-        answer_hello(ScriptedLane(data, rng), lambda hello: hello, None).send(None)  # type: ignore[attr-defined]
+        answer_hello(ScriptedLane(data, rng), lambda hello: hello, None).send(None)
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
     except (HandshakeError, ConnectionLostError):

@@ -1,4 +1,4 @@
-"""Cancelled at every await of connecting, sending, receiving, asking, answering and closing: usable or ended, no leak."""
+"""Cancelled at every await of connecting, sending, receiving, asking and closing: usable or ended, and no leak."""
 
 from __future__ import annotations
 
@@ -366,9 +366,8 @@ async def test_serving(moment: Moment, cache: Any, same: Any) -> None:
             visiting.cancel()
         await asyncio.wait([visiting])
         assert visiting.cancelled() or visiting.result() is None or canceller.reached
-        async with lynx_net.serve(URL, config=CONFIG) as server:
-            async with lynx_net.connect(URL, config=CONFIG) as link:
-                await check_usable(cache, same, server, link)
+        async with lynx_net.serve(URL, config=CONFIG) as server, lynx_net.connect(URL, config=CONFIG) as link:
+            await check_usable(cache, same, server, link)
 
     await sweep(scenario, moment, 4)
 

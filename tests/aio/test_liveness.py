@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from faultkit import Wall, byte_endpoint, content, offer_bytes, send_bytes
+from faultkit import Wall, byte_endpoint, content, offer_bytes, send_bytes, until
 
 import lynx_net
 from lynx_net import LinkConfig
@@ -113,8 +113,7 @@ async def test_a_peer_that_hangs_in_a_transfer(deadline_s: float, rate: str) -> 
             link = await sender.connect("memory://front", lanes=2)
             sending = asyncio.create_task(send_bytes(link, "r", 600, [[64 * KIB, 64 * KIB]]))
             transfer = await anext(aiter(server))
-            while not transfer.stats.segments > 5:
-                await asyncio.sleep(0.001)
+            await until(lambda: transfer.stats.segments > 5)
             wall.shut()
             waited = await asyncio.gather(_until_fails(sending), _until_fails(transfer.complete))
         await sender.close()
@@ -192,7 +191,11 @@ class Children:
         paths = os.pathsep.join((str(ROOT), str(ROOT / "codec"), str(ROOT / "gpu")))
         command = [sys.executable, "-c", code, url, str(Path(__file__).parent)]
         one = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=os.environ | {"PYTHONPATH": paths}
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=os.environ | {"PYTHONPATH": paths},
         )
         self._started.append(one)
         return one
@@ -220,8 +223,7 @@ async def test_a_killed_sender_is_noticed_within_a_second(children: Children) ->
     server = await receiver.serve("tcp://127.0.0.1:0")
     process = children.start(SENDER, server.url)
     transfer = await anext(aiter(server))
-    while not transfer.stats.segments > 5:
-        await asyncio.sleep(0.01)
+    await until(lambda: transfer.stats.segments > 5)
     children.kill(process)
     async with asyncio.timeout(1):
         with pytest.raises(ConnectionLostError):
@@ -358,8 +360,7 @@ async def test_a_server_whose_links_nobody_accepts_keeps_only_the_live_ones() ->
         await sender.connect(server.url)
         await sender.close()
         async with asyncio.timeout(1):
-            while receiver.links:
-                await asyncio.sleep(0.001)
+            await until(lambda: not receiver.links)
     sender = byte_endpoint()
     link = await sender.connect(server.url)
     served = await server.accept()
