@@ -29,7 +29,7 @@ CONFIG = LinkConfig(
 MOMENTS: list[Moment] = ["waiting", "woken", "step"]
 
 
-STEP_STRIDE = int(os.environ.get("LYNX_NET_SWEEP_STRIDE", "7"))
+STEP_STRIDE = int(os.environ.get("LYNX_NET_SWEEP_STRIDE", "17"))
 """A transfer takes hundreds of steps of the loop; every one of them is tried with a stride of 1."""
 
 
