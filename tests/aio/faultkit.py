@@ -46,8 +46,12 @@ class SlowKeep(Keep):
 
     PAGE_S = 0.2
 
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self._loop = asyncio.get_running_loop()
+
     def page_arrived(self, page: int, stream: int) -> None:
-        loop = self.link._loop
+        loop = self._loop
         loop.call_soon_threadsafe(
             lambda: loop.call_later(self.PAGE_S, super(SlowKeep, self).page_arrived, page, stream)
         )
