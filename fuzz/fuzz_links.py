@@ -1,10 +1,11 @@
 """Breaks links between two cores that really talk: `python fuzz/fuzz_links.py --seconds 60 --seed 1`.
 
-Two sides greet each other, offer, send, grant, decode and abort over one to three lanes, and somebody sits between them.
+Two sides greet each other, offer, send, grant, decode and abort over one to three lanes that are lost and opened again
+now and then, and somebody sits between them.
 What he does depends on the run: nothing ("honest": everything must arrive), flip bits and cut off ("noise": what is
 handed out for decoding must be what was sent), or change frames and make their checksums right again, repeat them,
-leave them out and move them to other lanes ("hostile"). The invariant of fuzz_frames.py holds for both sides in all three:
-a RemoteProtocolError or a correct parse, never anything else, and never more memory than was reserved.
+leave them out and move them to other lanes ("hostile"). The invariant of fuzz_frames.py holds for both sides: a
+RemoteProtocolError or a correct parse, never anything else, and never more memory than was reserved.
 """
 
 from __future__ import annotations
@@ -15,11 +16,10 @@ import sys
 import time
 from collections import Counter, deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fuzz_frames import (
     CONFIG,
-    SIZES,
     Frame,
     InvariantBroken,
     Target,
@@ -31,14 +31,13 @@ from fuzz_frames import (
     split,
 )
 
-from lynx_net.aio.handshake import make_hello, read_hello
+from lynx_net.aio.handshake import answer_hello, make_hello
 from lynx_net.errors import ConnectionLostError, HandshakeError, LocalProtocolError, RemoteProtocolError
 from lynx_net.transport import Lane
 from lynx_net.wire.connection import (
     Event,
     LinkCore,
     OfferReceived,
-    PageArrived,
     RequestReceived,
     SegmentAwaitsOffer,
     TransferDelivered,
@@ -46,7 +45,8 @@ from lynx_net.wire.connection import (
 from lynx_net.wire.frames import ControlFrame, FrameReader, SegmentFrame, SegmentHeader, SegmentStart, pack_control
 from lynx_net.wire.layout import CacheLayout
 from lynx_net.wire.messages import Hello, decode_message, encode_message
-from lynx_net.wire.scheduler import SendBytes
+from lynx_net.wire.receiving import PageArrived
+from lynx_net.wire.scheduler import SendBytes, seal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,6 +67,7 @@ def page_bytes(transfer: int, page: int, stream: int) -> bytes:
 class Wire:
     """One direction of one lane."""
 
+    lane: int
     data: bytearray = field(default_factory=bytearray)
     reader: FrameReader = field(default_factory=FrameReader)
     waiting: SegmentHeader | None = None
@@ -81,10 +82,11 @@ class Side(Target):
         self.offered: list[int] = []
         self.waiting_requests: list[str] = []
 
-    def greet(self, hello: Hello, *, initiator: bool) -> None:
+    def greet(self, hello: Hello, *, initiator: bool, lanes: int) -> None:
         """Begin the link with what the peer's greeting says."""
         self.core = LinkCore(
             link="fuzz",
+            lanes=lanes,
             initiator=initiator,
             config=CONFIG,
             peer_segment_bytes=hello.segment_bytes,
@@ -165,10 +167,12 @@ class Side(Target):
             match frame:
                 case ControlFrame(payload):
                     self.handle(self.core.message(decode_message(payload), self.now))
+                    self.core.frames_received(wire.lane, 1)
                 case SegmentStart(header):
                     self.place(wire, header)
                 case SegmentFrame(header, payload):
                     self.arrive(header, payload)
+                    self.core.frames_received(wire.lane, 1)
         self.check_memory()
 
     def place(self, wire: Wire, header: SegmentHeader) -> None:
@@ -180,6 +184,7 @@ class Side(Target):
         wire.waiting = None
         for done in wire.reader.deliver_to(view):
             self.arrive(done.header, done.payload)
+            self.core.frames_received(wire.lane, 1)
 
 
 class ScriptedLane(Lane):
@@ -191,7 +196,7 @@ class ScriptedLane(Lane):
         self._rng = rng
 
     async def send(self, buffers: Sequence[bytes | memoryview]) -> None:
-        raise AssertionError("nothing is sent here")
+        """Our own greeting, or why we refuse."""
 
     async def receive_into(self, views: Sequence[memoryview]) -> int:
         room = sum(view.nbytes for view in views)
@@ -210,7 +215,7 @@ class ScriptedLane(Lane):
 
 def greeting(mode: str, rng: random.Random) -> Hello | None:
     """The Hello that comes through; None if the connection ends there."""
-    data = pack_control(encode_message(make_hello(CONFIG, bytes(16), bytes(8), 0, 1)))
+    data = pack_control(encode_message(make_hello(CONFIG, bytes(16), bytes(8), 0, 1, None, keyed=False)))
     if mode == "hostile" and rng.random() < 0.15:
         frames = split(data)
         for _ in range(rng.choice((1, 2))):
@@ -219,7 +224,7 @@ def greeting(mode: str, rng: random.Random) -> Hello | None:
     elif mode == "noise" and rng.random() < 0.1:
         data = spoil(data, rng)
     try:
-        read_hello(ScriptedLane(data, rng)).send(None)
+        answer_hello(ScriptedLane(data, rng), lambda hello: hello, None).send(None)
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
     except (HandshakeError, ConnectionLostError):
@@ -287,11 +292,11 @@ def run_one(seed: int) -> str:
             raise InvariantBroken("an honest greeting was refused")
         return f"{mode}: no link"
     sides = [Side(rng), Side(rng)]
+    lanes = rng.choice((1, 2, 3))
     for side, hello in zip(sides, (hellos[1], hellos[0]), strict=True):
         side.trusts_content = mode != "hostile"
-        side.greet(hello, initiator=side is sides[0])
-    lanes = rng.choice((1, 2, 3))
-    wires = [[Wire() for _ in range(lanes)] for _ in sides]  # what each side sends
+        side.greet(hello, initiator=side is sides[0], lanes=lanes)
+    wires = [[Wire(lane) for lane in range(lanes)] for _ in sides]  # what each side sends
     middle = Middle(mode, rng)
     try:
         _talk(rng, mode, sides, wires, middle)
@@ -315,6 +320,8 @@ def run_one(seed: int) -> str:
 def _talk(rng: random.Random, mode: str, sides: list[Side], wires: list[list[Wire]], middle: Middle) -> None:
     for _ in range(STEPS):
         index = rng.randrange(2)
+        if rng.random() < 0.01:
+            _lose(rng.randrange(len(wires[0])), sides, wires)
         match rng.randrange(6):
             case 0:
                 sides[index].application(honest=mode == "honest")
@@ -335,11 +342,20 @@ def _talk(rng: random.Random, mode: str, sides: list[Side], wires: list[list[Wir
         quiet = 0 if moved else quiet + 1
 
 
+def _lose(lane: int, sides: list[Side], wires: list[list[Wire]]) -> None:
+    """The connection of a lane is lost with all that was on its way, and the lane is opened again."""
+    for side, sent in zip(sides, wires[::-1], strict=True):
+        side.core.lane_lost(sent[lane].reader.unfinished)
+        sent[lane] = Wire(lane)
+    for side, other in (sides, sides[::-1]):
+        side.core.lane_reopened(lane, other.core.received_frames(lane), side.now)
+
+
 def _send(lane: int, side: Side, wires: list[Wire], middle: Middle) -> bool:
     chosen = side.core.next_send(lane, side.now)
     if not isinstance(chosen, SendBytes):
         return False
-    middle.put(b"".join(bytes(part) for part in chosen.seal()), wires[lane], wires)
+    middle.put(b"".join(bytes(part) for part in seal([chosen])), wires[lane], wires)
     return True
 
 

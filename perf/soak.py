@@ -1,7 +1,7 @@
 """Ten thousand transfers and a thousand aborts leave nothing behind: `python -m perf.soak --json FILE`.
 
-Two processes, one link of several TCP lanes. Of the aborts half come from the sender (an error in its block, a cancelled
-task) and half from the receiver, each at a random moment. After a warm-up, and at the end, both sides count
+Two processes, one link of several TCP lanes. Of the aborts half come from the sender (an error in its block, a
+cancelled task) and half from the receiver, each at a random moment. After a warm-up, and at the end, both sides count
 their resident memory, file descriptors, threads and tasks; every cache that was not aborted is compared with the first.
 """
 
@@ -26,10 +26,11 @@ import numpy as np
 import lynx_net
 from lynx_net import CacheLayout, LynxError
 from lynx_net.demo.results import machine_facts
+from lynx_net.errors import ConnectionLostError
 from perf.bytelevel import PACKAGES, run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from multiprocessing.connection import Connection
 
     from lynx_net import KVLink
@@ -54,12 +55,17 @@ class Deliberate(Exception):
     """What the sender's application fails with."""
 
 
+def resident_bytes() -> int:
+    """Memory of this process that is in RAM."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE_BYTES
+
+
 async def sample() -> dict[str, float]:
     """What this process holds when nothing is open any more."""
     await asyncio.sleep(SETTLE_S)
     gc.collect()
     return {
-        "rss_mb": int(Path("/proc/self/statm").read_text().split()[1]) * PAGE_BYTES / 1e6,
+        "rss_mb": resident_bytes() / 1e6,
         "fds": len(os.listdir("/proc/self/fd")),
         "threads": threading.active_count(),
         "tasks": len(asyncio.all_tasks()),
@@ -174,33 +180,35 @@ async def _send(
             await sending.write(layer, keys, values)
 
 
-async def soak(pipe: Connection, transfers: int, aborts: int, at_once: int, lanes: int, seed: int) -> dict[str, Any]:
-    """Drive the other process; the samples of both, before and after."""
+async def soak(
+    hear: Callable[[], Any], transfers: int, aborts: int, at_once: int, lanes: int, seed: int
+) -> dict[str, Any]:
+    """Drive the other process, which `hear` listens to; the samples of both, before and after."""
     rng = random.Random(seed)
     errors: list[str] = []
     plan = ["nobody"] * transfers + [("receiver", "cancel", "receiver", "error")[index % 4] for index in range(aborts)]
     rng.shuffle(plan)
     numbered = list(enumerate(plan))
     warm_up = len(plan) // 5
-    url = pipe.recv()
+    url = hear()
     samples: list[dict[str, dict[str, float]]] = []
     began_s = time.monotonic()
     async with lynx_net.connect(url, lanes=lanes) as link:
         for part in (numbered[:warm_up], numbered[warm_up:]):
             await send_all(link, part, rng, at_once, errors)
             await _mark(link, sample=True)
-            received = await asyncio.to_thread(pipe.recv)
+            received = await asyncio.to_thread(hear)
             samples.append({"sender": await sample(), "receiver": received})
         elapsed_s = time.monotonic() - began_s
         await _mark(link, end=True)
-    errors += await asyncio.to_thread(pipe.recv)
+    errors += await asyncio.to_thread(hear)
     return {"samples": samples, "errors": errors, "elapsed_s": elapsed_s}
 
 
 async def _mark(link: KVLink, **meta: bool) -> None:
     """A transfer with nothing in it, to say something in order."""
     layout = CacheLayout(layers=0, tokens=0, heads=1, key_size=1, value_size=1)
-    with contextlib.suppress(lynx_net.errors.ConnectionLostError):
+    with contextlib.suppress(ConnectionLostError):
         async with link.send("mark", layout, meta=meta):
             pass
 
@@ -212,7 +220,7 @@ def measure(transfers: int, aborts: int, at_once: int = 16, lanes: int = 2, seed
     process.start()
     there.close()
     try:
-        result = run(soak(here, transfers, aborts, at_once, lanes, seed))
+        result = run(soak(here.recv, transfers, aborts, at_once, lanes, seed))
         process.join(10)
     finally:
         process.kill()

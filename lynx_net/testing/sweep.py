@@ -1,9 +1,9 @@
 """Cancelling a task at every await, one run each: what a library must survive anywhere, tried everywhere.
 
 A scenario is an async function that gets a `Canceller` and runs one coroutine under it; whatever else it needs stands
-around that. `cancel_sweep` runs the scenario again and again in virtual time (lynx_net.testing.clock), cancelling at the
-first suspension of that coroutine, at the second, and so on, or at every step of the event loop, until it ends before
-its turn comes. The scenario checks after each run what must hold; a failure is noted with the place.
+around that. `cancel_sweep` runs the scenario again and again in virtual time (lynx_net.testing.clock), cancelling at
+the first suspension of that coroutine, at the second, and so on, or at every step of the event loop, until it ends
+before its turn comes. The scenario checks after each run what must hold; a failure is noted with the place.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Moment = Literal["waiting", "woken", "step"]
 
     waiting   at the n-th suspension of the coroutine
     woken     when what the n-th suspension waits for has happened and the task has not run yet: results get lost there
-    step      n steps of the event loop after its first suspension, wherever the coroutine and everything around it are by then
+    step      n steps of the event loop after its first suspension, wherever everything is by then
 """
 
 MAX_POINTS = 100_000

@@ -534,9 +534,8 @@ class LinkCore:
 
     def is_silent(self, now: float) -> bool:
         """Rule 1: nothing was heard of the peer for the deadline."""
-        return (
-            now >= self.heard_at_s + self.config.deadline_s
-        )  # the sum that `next_timer` gives, not a rounded difference
+        # The sum that `next_timer` gives: a difference may be rounded to less than the deadline.
+        return now >= self.heard_at_s + self.config.deadline_s
 
     def next_timer(self) -> float:
         """When `timer` wants to be called next."""

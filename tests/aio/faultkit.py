@@ -1,4 +1,4 @@
-"""What the fault tests share: endpoints without codecs whose page streams have any size, and receivers that misbehave."""
+"""What the fault tests share: endpoints without codecs, whose page streams have any size, and a wall between peers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lynx_net.errors import LynxError
 from lynx_net.transport import Address, Lane, SocketOptions, transport_for
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
 
     from lynx_net.aio.endpoint import Server
     from lynx_net.aio.transfer import OutgoingTransfer
@@ -46,9 +46,15 @@ class SlowKeep(Keep):
 
     PAGE_S = 0.2
 
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self._loop = asyncio.get_running_loop()
+
     def page_arrived(self, page: int, stream: int) -> None:
-        loop = self.link.loop
-        loop.call_soon_threadsafe(lambda: loop.call_later(self.PAGE_S, super(SlowKeep, self).page_arrived, page, stream))
+        loop = self._loop
+        loop.call_soon_threadsafe(
+            lambda: loop.call_later(self.PAGE_S, super(SlowKeep, self).page_arrived, page, stream)
+        )
 
 
 def byte_endpoint(
@@ -103,6 +109,12 @@ async def take_all(server: Server[Link], times: dict[str, float]) -> None:
     async with asyncio.TaskGroup() as group:
         async for transfer in server:
             group.create_task(follow(transfer))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Look a thousand times a second; what is waited for has no event of its own."""
+    while not condition():  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
 
 
 class Wall:

@@ -12,17 +12,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from faultkit import Wall, byte_endpoint, content, offer_bytes, send_bytes
+from faultkit import Wall, byte_endpoint, content, offer_bytes, send_bytes, until
 
 import lynx_net
 from lynx_net import LinkConfig
-from lynx_net.aio.handshake import make_hello, send_message
+from lynx_net.aio.handshake import answer_hello, make_hello
 from lynx_net.errors import ConnectionLostError, LynxError, PeerTimeoutError
 from lynx_net.testing.clock import run_virtual
 from lynx_net.transport import Address, SocketOptions, transport_for
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator
+
+    from lynx_net.wire.messages import Hello
 
 KIB = 1024
 DEADLINES_S = [0.5, 5.0, 60.0]
@@ -47,10 +49,12 @@ async def test_a_peer_that_hangs_while_connecting(deadline_s: float, answered: i
         listener = await transport_for(address).listen(address, SocketOptions())
         config = LinkConfig(deadline_s=deadline_s)
 
+        def greet(hello: Hello) -> Hello:
+            return make_hello(config, hello.link, bytes(8), hello.lane, hello.lanes, None, keyed=False)
+
         async def answer() -> None:
-            for index in range(answered):
-                lane = await listener.accept()
-                await send_message(lane, make_hello(config, bytes(16), bytes(8), index, 3))
+            for _ in range(answered):
+                await answer_hello(await listener.accept(), greet, None)
 
         answering = asyncio.create_task(answer())
         began_s = asyncio.get_running_loop().time()
@@ -109,8 +113,7 @@ async def test_a_peer_that_hangs_in_a_transfer(deadline_s: float, rate: str) -> 
             link = await sender.connect("memory://front", lanes=2)
             sending = asyncio.create_task(send_bytes(link, "r", 600, [[64 * KIB, 64 * KIB]]))
             transfer = await anext(aiter(server))
-            while not transfer.stats.segments > 5:
-                await asyncio.sleep(0.001)
+            await until(lambda: transfer.stats.segments > 5)
             wall.shut()
             waited = await asyncio.gather(_until_fails(sending), _until_fails(transfer.complete))
         await sender.close()
@@ -188,7 +191,11 @@ class Children:
         paths = os.pathsep.join((str(ROOT), str(ROOT / "codec"), str(ROOT / "gpu")))
         command = [sys.executable, "-c", code, url, str(Path(__file__).parent)]
         one = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=os.environ | {"PYTHONPATH": paths}
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=os.environ | {"PYTHONPATH": paths},
         )
         self._started.append(one)
         return one
@@ -216,8 +223,7 @@ async def test_a_killed_sender_is_noticed_within_a_second(children: Children) ->
     server = await receiver.serve("tcp://127.0.0.1:0")
     process = children.start(SENDER, server.url)
     transfer = await anext(aiter(server))
-    while not transfer.stats.segments > 5:
-        await asyncio.sleep(0.01)
+    await until(lambda: transfer.stats.segments > 5)
     children.kill(process)
     async with asyncio.timeout(1):
         with pytest.raises(ConnectionLostError):
@@ -354,8 +360,7 @@ async def test_a_server_whose_links_nobody_accepts_keeps_only_the_live_ones() ->
         await sender.connect(server.url)
         await sender.close()
         async with asyncio.timeout(1):
-            while receiver.links:
-                await asyncio.sleep(0.001)
+            await until(lambda: not receiver.links)
     sender = byte_endpoint()
     link = await sender.connect(server.url)
     served = await server.accept()

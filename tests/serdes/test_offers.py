@@ -54,14 +54,13 @@ async def test_device_memory_where_host_memory_is_needed(make_cache: Any) -> Non
     """A LocalProtocolError that says what came instead; nothing of the transfer was sent and the link lives on."""
     cache = make_cache()
     device = DeviceArray(cache.layout.array_shape("key"))
-    async with lynx_net.serve("tcp://127.0.0.1:0"), lynx_net.serve("tcp://127.0.0.1:0") as server:
-        async with lynx_net.connect(server.url) as link:
-            sending = link.send("device", cache.layout)
-            with pytest.raises(LocalProtocolError, match="must be a numpy array, not DeviceArray"):
-                await sending.write(0, device, cache.arrays[0, "value"])  # type: ignore[arg-type]
-            assert _sent_bytes(link) == 0
-            sending.cancel()
-            await cache.send_on(link, "host")
+    async with lynx_net.serve("tcp://127.0.0.1:0") as server, lynx_net.connect(server.url) as link:
+        sending = link.send("device", cache.layout)
+        with pytest.raises(LocalProtocolError, match="must be a numpy array, not DeviceArray"):
+            await sending.write(0, device, cache.arrays[0, "value"])  # type: ignore[arg-type]
+        assert _sent_bytes(link) == 0
+        sending.cancel()
+        await cache.send_on(link, "host")
 
 
 @pytest.mark.parametrize(
@@ -139,7 +138,7 @@ async def test_codec_parameters_that_make_no_sense(params: dict[str, Any], make_
 
 @pytest.mark.parametrize("url", ["memory://garbage", "tcp://127.0.0.1:0"])
 async def test_bytes_that_no_codec_made(url: str, make_cache: Any) -> None:
-    """They arrive whole and cannot be decoded: a CodecError for the receiver, an abort for the sender, nothing is ready."""
+    """They arrive whole and cannot be decoded: CodecError for the receiver, an abort for the sender, nothing ready."""
     cache = make_cache(layers=1, tokens=40)
     codec = lynx_codec.get_codec("lynx")
     async with lynx_net.serve(url) as server, lynx_net.connect(server.url) as link:
