@@ -17,10 +17,11 @@ from lynx_net.serdes.target import HostCache
 from lynx_net.wire.config import LinkConfig
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Sequence
     from concurrent.futures import Executor
 
     from lynx_net.aio.link import LinkParts, MakeIncoming
+    from lynx_net.aio.timeline import Observer
     from lynx_net.aio.transfer import Offer
     from lynx_net.serdes.target import KVTarget
     from lynx_net.transport import SocketOptions, TlsConfig
@@ -108,9 +109,16 @@ class _KVEndpoint(Endpoint[KVLink]):
         sockets: SocketOptions | None,
         tls: TlsConfig | None,
         key: bytes | None,
+        observers: Sequence[Observer],
     ) -> None:
         super().__init__(
-            self._make_kv_link, config=config or LinkConfig(), rate=rate, sockets=sockets, tls=tls, key=key
+            self._make_kv_link,
+            config=config or LinkConfig(),
+            rate=rate,
+            sockets=sockets,
+            tls=tls,
+            key=key,
+            observers=observers,
         )
         self._allocate = allocate or (lambda offer: HostCache(offer.layout))
         # In virtual time nothing waits for threads, so the work is done in place.
@@ -144,6 +152,7 @@ async def connect(
     allocate: Callable[[Offer], KVTarget] | None = None,
     tls: TlsConfig | None = None,
     key: bytes | None = None,
+    observers: Sequence[Observer] = (),
 ) -> AsyncIterator[KVLink]:
     """Open a link to a serving peer: `async with connect("tcp://host:7000") as link`.
 
@@ -160,6 +169,7 @@ async def connect(
         tls: certificates, for tls:// alone and needed there; see docs/security.md.
         key: at least 16 random bytes that the peer has too. Each lane begins with both sides proving it; nothing is
             encrypted by it. A peer without the key, or with another, is refused.
+        observers: are told of links and ended transfers; see `lynx_net.observe`.
 
     Leaving the block closes the link; transfers still open on it fail.
 
@@ -167,7 +177,7 @@ async def connect(
         ConnectionFailedError, HandshakeError, PeerTimeoutError: there is no link.
         LocalProtocolError: an argument, key or certificate cannot be used, or the kernel refuses a socket option.
     """
-    endpoint = _KVEndpoint(allocate, config, rate, sockets, tls, key)
+    endpoint = _KVEndpoint(allocate, config, rate, sockets, tls, key, observers)
     try:
         yield await endpoint.connect(url, lanes=lanes)
     finally:
@@ -184,6 +194,7 @@ async def serve(
     allocate: Callable[[Offer], KVTarget] | None = None,
     tls: TlsConfig | None = None,
     key: bytes | None = None,
+    observers: Sequence[Observer] = (),
 ) -> AsyncIterator[KVServer]:
     """Accept links on an address: `async with serve("tcp://127.0.0.1:7000") as server`.
 
@@ -194,7 +205,7 @@ async def serve(
         ConnectionFailedError: the address cannot be bound.
         LocalProtocolError: an argument, key or certificate cannot be used, or the kernel refuses a socket option.
     """
-    endpoint = _KVEndpoint(allocate, config, rate, sockets, tls, key)
+    endpoint = _KVEndpoint(allocate, config, rate, sockets, tls, key, observers)
     try:
         server = await endpoint.serve(url)
         try:
