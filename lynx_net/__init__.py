@@ -2,7 +2,8 @@
 
 from lynx_net.aio.link import IncomingRequest, Link
 from lynx_net.aio.readiness import Readiness
-from lynx_net.aio.transfer import IncomingTransfer, Offer, TransferStats
+from lynx_net.aio.timeline import Observer, Timeline
+from lynx_net.aio.transfer import IncomingTransfer, Offer
 from lynx_net.errors import LynxError
 from lynx_net.serdes.deserializer import ReceivedTransfer
 from lynx_net.serdes.links import KVLink, KVRequest, KVServer, connect, serve
@@ -12,6 +13,7 @@ from lynx_net.transport import TlsConfig
 from lynx_net.transport.options import Keepalive, PerClass, SocketOptions
 from lynx_net.wire.config import LinkConfig
 from lynx_net.wire.layout import CacheLayout
+from lynx_net.wire.stats import LaneStats, TransferStats
 
 __version__ = "0.1.0"
 
@@ -25,15 +27,18 @@ __all__ = [
     "KVServer",
     "KVTarget",
     "Keepalive",
+    "LaneStats",
     "Link",
     "LinkConfig",
     "LynxError",
+    "Observer",
     "Offer",
     "PerClass",
     "Readiness",
     "ReceivedTransfer",
     "Sending",
     "SocketOptions",
+    "Timeline",
     "TlsConfig",
     "TransferStats",
     "__version__",

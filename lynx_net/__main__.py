@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from lynx_net.demo import cli as demo
 from lynx_net.demo.options import add_arguments as add_demo_arguments
+from lynx_net.doctor import cli as doctor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,6 +28,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_demo_arguments(demo_parser)
     demo_parser.set_defaults(run=demo.run)
+    doctor_parser = commands.add_parser(
+        "doctor",
+        help="measure a link, and say why it is below its rate and what to change",
+        description=doctor.DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    doctor.add_arguments(doctor_parser)
+    doctor_parser.set_defaults(run=doctor.run)
     return parser
 
 

@@ -89,7 +89,9 @@ def lynx_receive(pipe: Connection, total: int, lanes: int, size: int) -> None:
     """Serve one transfer."""
 
     async def serve() -> None:
-        server = await endpoint(segment_bytes=size, residual_window_bytes=max(4 * size, 4 << 20)).serve("tcp://127.0.0.1:0")
+        server = await endpoint(segment_bytes=size, residual_window_bytes=max(4 * size, 4 << 20)).serve(
+            "tcp://127.0.0.1:0"
+        )
         pipe.send(int(server.url.rpartition(":")[2]))
         transfer = await anext(aiter(server))
         began = cpu_seconds()

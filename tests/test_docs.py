@@ -1,4 +1,4 @@
-"""The quick start does what it says: every block of Python runs and prints the text block behind it."""
+"""The documents do what they say: every block of Python runs and prints the text block behind it."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ def blocks(file: Path) -> list[tuple[str, str]]:
     return [(match["language"], match["body"]) for match in BLOCK.finditer(file.read_text("utf-8"))]
 
 
-def test_quick_start(capsys: pytest.CaptureFixture[str]) -> None:
-    found = blocks(ROOT / "docs" / "quickstart.md")
-    assert [language for language, _ in found] == ["python", "text"] * 5
-    namespace: dict[str, Any] = {"__name__": "quickstart"}
+@pytest.mark.parametrize(("file", "pairs"), [("docs/quickstart.md", 5), ("docs/observability.md", 3)])
+def test_programs_in_documents(file: str, pairs: int, capsys: pytest.CaptureFixture[str]) -> None:
+    found = [(language, body) for language, body in blocks(ROOT / file) if language != "sh"]
+    assert [language for language, _ in found] == ["python", "text"] * pairs
+    namespace: dict[str, Any] = {"__name__": "document"}
     for (_, code), (_, expected) in zip(found[::2], found[1::2], strict=True):
-        exec(compile(code, "docs/quickstart.md", "exec"), namespace)
+        exec(compile(code, file, "exec"), namespace)
         assert capsys.readouterr().out == expected, code
 
 

@@ -34,8 +34,9 @@ from lynx_net.wire.pacing import parse_rate
 from lynx_net.wire.proof import check_key
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
+    from lynx_net.aio.timeline import Observer
     from lynx_net.aio.transfer import IncomingTransfer
     from lynx_net.transport import Listener, TlsConfig
     from lynx_net.wire.config import LinkConfig
@@ -61,6 +62,7 @@ class Endpoint(Generic[LinkT]):
         sockets: what is set on the sockets of every lane.
         tls: certificates for tls:// addresses, which need them; other addresses refuse them.
         key: shared with every peer, at least 16 bytes; both sides of each lane prove that they have it.
+        observers: are told of every link and of every transfer that ends.
 
     Links go by `time.monotonic`, or by the clock of the event loop if it has a virtual one (lynx_net.testing).
     """
@@ -74,8 +76,10 @@ class Endpoint(Generic[LinkT]):
         sockets: SocketOptions | None = None,
         tls: TlsConfig | None = None,
         key: bytes | None = None,
+        observers: Sequence[Observer] = (),
     ) -> None:
         self.config = config
+        self._observers = tuple(observers)
         self._tls = tls
         self.key = check_key(key)
         self._rate_bps = parse_rate(rate)
@@ -190,14 +194,16 @@ class Endpoint(Generic[LinkT]):
             rate_bps=self._rate_bps,
             now=self._clock(),
         )
-        link = self._make_link(LinkParts(core, lanes, self._lock, self._clock, hello.incarnation, dial))
+        link = self._make_link(
+            LinkParts(core, lanes, self._lock, self._clock, hello.incarnation, dial, self._observers)
+        )
         self.links[key] = link
         link.start()
         watcher = asyncio.create_task(self._forget_when_closed(key, link))
         self._watchers.add(watcher)
         watcher.add_done_callback(self._watchers.discard)
         rate = "unpaced" if self._rate_bps is None else f"paced to {self._rate_bps / 1e6:g} Mbit/s"
-        logger.info("link to %s is up: %d lanes, %s", link.peer, len(lanes), rate)
+        logger.info("link to %s is up: %d lanes moved by %s, %s", link.peer, len(lanes), link.driver, rate)
         return link
 
     async def _forget_when_closed(self, key: bytes, link: LinkT) -> None:
@@ -207,8 +213,7 @@ class Endpoint(Generic[LinkT]):
     def _route_grant(self, grant: Grant) -> None:
         link = self.links.get(grant.link) if isinstance(grant.link, bytes) else None
         if link is not None:
-            link.core.apply_grant(grant)
-            link.wake()
+            link.granted(grant)
 
 
 class _HalfOpen:

@@ -27,6 +27,7 @@ from lynx_net.wire.connection import (
     PeerClosed,
     RequestReceived,
     RequestRefused,
+    TransferAccepted,
     TransferDelivered,
     TransferFailed,
 )
@@ -37,11 +38,14 @@ from lynx_net.wire.receiving import LayerReady, PageArrived, StreamReady, Transf
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
+    from lynx_net.aio.timeline import Observer, Timeline
     from lynx_net.transport import Lane
     from lynx_net.wire.connection import Event, LinkCore
     from lynx_net.wire.frames import SegmentHeader
+    from lynx_net.wire.grants import Grant
     from lynx_net.wire.layout import CacheLayout
     from lynx_net.wire.scheduler import SendBytes
+    from lynx_net.wire.stats import LaneStats
 
 __all__ = ["IncomingRequest", "Link", "LinkParts", "MakeIncoming"]
 
@@ -70,6 +74,7 @@ class LinkParts:
         peer_incarnation: who may re-open lanes of this link.
         dial: opens the next connection of a lane, given its number and how many frames have come on it; returns it with
             the peer's count. None at the side that waits for the other to do so.
+        observers: are told what happens to it.
     """
 
     core: LinkCore
@@ -78,6 +83,7 @@ class LinkParts:
     clock: Callable[[], float]
     peer_incarnation: bytes
     dial: Callable[[int, int], Awaitable[tuple[Lane, int]]] | None
+    observers: Sequence[Observer] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +113,8 @@ class _LaneDown:
 class MakeIncoming(Protocol):
     """Makes the receiving end of an offered transfer; raises LynxError to decline it.
 
-    Called in the event loop; where the link accepts in threads, in any thread and with the lock of all links, so that the
-    data behind an offer does not wait for the loop.
+    Called in the event loop; where the link accepts in threads, in any thread and with the lock of all links, so that
+    the data behind an offer does not wait for the loop.
     """
 
     def __call__(self, link: Link, transfer: int, offer: Offer) -> IncomingTransfer: ...
@@ -140,12 +146,15 @@ class Link:
         self.lock = parts.lock
         self.clock = parts.clock
         self.peer = lanes[0].peer
+        self.opened_at_s = self.clock()
+        self.lanes = list(lanes)
+        """The latest connection of each lane. They are the pump's to use; others may look at them."""
+        self._observers = parts.observers
         self.error: LynxError | None = None
         self.peer_incarnation = parts.peer_incarnation
         self._dial = parts.dial
         self._make_incoming = make_incoming
         self._accept_in_threads = accept_in_threads
-        self._first_lanes = lanes
         self._pump: Pump = LoopPump(self) if any(lane.plain_socket is None for lane in lanes) else ThreadPump(self)
         self._down: dict[int, _LaneDown] = {}
         self.loop = asyncio.get_running_loop()
@@ -168,7 +177,7 @@ class Link:
     @property
     def lane_count(self) -> int:
         """Connections the link has when all are up."""
-        return len(self._first_lanes)
+        return len(self.lanes)
 
     # ---- what users call
 
@@ -231,7 +240,8 @@ class Link:
                 first_token=first_token,
                 now=self.clock(),
             )
-            outgoing = self._outgoing[transfer] = OutgoingTransfer(self, transfer, offer)
+            stats = self.core.send_stats(transfer)
+            outgoing = self._outgoing[transfer] = OutgoingTransfer(self, transfer, offer, stats)
             self._pump.wake()
         return outgoing
 
@@ -267,6 +277,20 @@ class Link:
         """Wait until the link has ended; raises nothing, `error` says why."""
         await self._ended.wait()
 
+    @property
+    def lane_stats(self) -> Sequence[LaneStats]:
+        """What each lane has moved since the link began, also after its end; counters that go on counting."""
+        return self.core.lane_stats
+
+    @property
+    def driver(self) -> str:
+        """What moves the bytes: "blocking threads" or "the event loop"."""
+        return self._pump.driver
+
+    def timelines(self) -> list[Timeline]:
+        """Of all transfers that have not ended, as they stand now. Call it in the event loop."""
+        return [transfer.timeline() for transfer in (*self._outgoing.values(), *self._incoming.values())]
+
     # ---- what transfers call
 
     def submit(self, transfer: OutgoingTransfer, page: int, stream: int, data: memoryview) -> None:
@@ -280,7 +304,6 @@ class Link:
                 self._waiting_for_room.add(transfer.id)
                 transfer.has_room(False)
             self._pump.wake()
-        transfer.stats.stream_bytes[stream] += data.nbytes
 
     def page_streams(self, transfer: IncomingTransfer, page: int, stream: int) -> list[memoryview]:
         """The encoded streams 0 to `stream` of a page that has arrived; valid until `decoded` of its last stream."""
@@ -302,8 +325,11 @@ class Link:
         if threading.get_ident() == self._loop_thread:
             self._drain()
 
-    def wake(self) -> None:
-        """The core has something new to send; called with the lock."""
+    def granted(self, grant: Grant) -> None:
+        """The credit book grants something to the peer; called with the lock."""
+        if grant.stream < 0 and (incoming := self._incoming.get(grant.transfer)) is not None:
+            incoming.accepted_at_s = self.clock()
+        self.core.apply_grant(grant)
         self._pump.wake()
 
     # ---- what the pump calls
@@ -318,6 +344,10 @@ class Link:
                         incoming.page_arrived(event.page, event.stream)
                 elif isinstance(event, OfferReceived) and self._accept_in_threads:
                     self._take(event)
+                elif isinstance(event, TransferAccepted):
+                    # Nobody waits for it, so the loop need not wake up.
+                    if (outgoing := self._outgoing.get(event.transfer)) is not None:
+                        outgoing.accepted_at_s = self.clock()
                 else:
                     self._events.append(event)
             if self.core.scheduler.has_work():
@@ -338,20 +368,12 @@ class Link:
         outgoing = self._outgoing.get(transfer)
         if outgoing is None:
             return
-        outgoing.stats.segments += 1
         if transfer not in self._waiting_for_room:
             return
         # Half empty, so that a fast writer is woken once for many segments.
         if self.core.queued_bytes(transfer, 0) <= self.core.config.send_queue_bytes // 2:
             self._waiting_for_room.discard(transfer)
             self.loop.call_soon_threadsafe(outgoing.has_room, True)
-
-    def received(self, header: SegmentHeader) -> None:
-        """A segment arrived. Called with the lock, from any thread."""
-        incoming = self._incoming.get(header.transfer)
-        if incoming is not None:
-            incoming.stats.stream_bytes[header.stream] += header.length
-            incoming.stats.segments += 1
 
     def lane_ended(self, index: int, error: LynxError, unfinished: Sequence[SegmentHeader]) -> None:
         """A lane's connection was lost: it is re-opened within `resume_s`, or the link fails. In the event loop."""
@@ -383,6 +405,7 @@ class Link:
             lane.close()
             self.pump_failed(error)
             return
+        self.lanes[index] = lane
         self._pump.attach(index, lane)
         down.back.set()
         logger.info("lane %d to %s is open again", index, self.peer)
@@ -425,15 +448,14 @@ class Link:
             pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
 
     async def _run(self) -> None:
-        for index, lane in enumerate(self._first_lanes):
+        for index, lane in enumerate(self.lanes):
             self._pump.attach(index, lane)
+        self._tell(lambda observer: observer.link_opened(self))
         timer = asyncio.create_task(self._timer_loop())
         error: LynxError = ConnectionLostError(f"the link to {self.peer} was closed on this side")
         try:
             error = await self._failure
         finally:
-            if not self._closing:
-                logger.info("link to %s ended: %s", self.peer, error)
             timer.cancel()
             for down in list(self._down.values()):
                 if down.task is not None:
@@ -453,6 +475,8 @@ class Link:
             self._requests.end()
             for incoming in receiving:
                 await incoming.closed()
+            self._log_end(error)
+            self._tell(lambda observer: observer.link_ended(self))
             self._ended.set()
 
     async def _timer_loop(self) -> None:
@@ -493,7 +517,9 @@ class Link:
             case StreamReady(transfer, stream):
                 self._incoming[transfer].mark_stream(stream)
             case TransferComplete(transfer):
-                self._incoming.pop(transfer).mark_complete()
+                incoming = self._incoming.pop(transfer)
+                self._transfer_ended(incoming, None)
+                incoming.mark_complete()
             case OfferReceived():
                 self._take(event)
             case _Taken(incoming):
@@ -501,10 +527,13 @@ class Link:
             case _Declined(transfer, request_id, error):
                 self._decline(transfer, request_id, error)
             case TransferDelivered(transfer):
-                self._outgoing.pop(transfer).delivered.set(self.clock())
+                outgoing = self._outgoing.pop(transfer)
+                self._transfer_ended(outgoing, None)
+                outgoing.delivered.set(self.clock())
             case TransferFailed(transfer, error):
                 ended = self._outgoing.pop(transfer, None) or self._incoming.pop(transfer, None)
                 if ended is not None:
+                    self._transfer_ended(ended, error)
                     ended.fail(error)
             case RequestReceived(request_id, meta):
                 self._requests.put(self.make_request(request_id, meta))
@@ -544,7 +573,10 @@ class Link:
         with self.lock:
             self._incoming[message.transfer] = incoming
             self.post([_Taken(incoming)])
-            self.post(self.core.take(message, layout, incoming.sizes, incoming.need_bytes, self.clock()))
+            now, sizes = self.clock(), incoming.sizes
+            if not layout.page_count:
+                incoming.accepted_at_s = now  # there is nothing to reserve
+            self.post(self.core.take(message, layout, sizes, incoming.need_bytes, now, incoming.stats))
             self._pump.wake()
 
     def _announce(self, incoming: IncomingTransfer) -> None:
@@ -562,6 +594,42 @@ class Link:
         future = self._asked.pop(request_id, None)
         if future is not None and not future.done():
             future.set_exception(error)
+
+    # ---- what is told of it
+
+    def _transfer_ended(self, transfer: IncomingTransfer | OutgoingTransfer, error: LynxError | None) -> None:
+        transfer.ended_at_s = self.clock()
+        transfer.error = error
+        moved_nothing = error is None and not transfer.stats.total_bytes
+        if not moved_nothing and not self._observers and not logger.isEnabledFor(logging.INFO):
+            return
+        timeline = transfer.timeline()
+        if moved_nothing:
+            logger.warning("%s, but it moved nothing: its layout has no values", timeline.describe())
+        else:
+            logger.info("%s", timeline.describe())
+        self._tell(lambda observer: observer.transfer_ended(self, timeline))
+
+    def _log_end(self, error: LynxError) -> None:
+        up_s = max(self.clock() - self.opened_at_s, 1e-9)
+        sent, received = (
+            f"{count / 1e6:.3f} MB ({count * 8 / up_s / 1e6:.1f} Mbit/s)"
+            for count in (
+                sum(lane.sent_bytes for lane in self.lane_stats),
+                sum(lane.received_bytes for lane in self.lane_stats),
+            )
+        )
+        logger.info(
+            "link to %s ended after %.3f s over %d lanes: sent %s, received %s; %s",
+            *(self.peer, up_s, len(self.lanes), sent, received, error),
+        )
+
+    def _tell(self, what: Callable[[Observer], None]) -> None:
+        for observer in self._observers:
+            try:
+                what(observer)
+            except Exception:
+                logger.exception("%r failed; the link to %s goes on", observer, self.peer)
 
     # ---- small things
 

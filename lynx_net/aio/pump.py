@@ -41,9 +41,6 @@ class PumpOwner(Protocol):
     def sent(self, chosen: SendBytes) -> None:
         """These bytes left; called with the lock."""
 
-    def received(self, header: SegmentHeader) -> None:
-        """A segment of an open transfer lies in its place; called with the lock."""
-
     def lane_ended(self, index: int, error: LynxError, unfinished: Sequence[SegmentHeader]) -> None:
         """A connection was lost and nothing uses it any more; `unfinished` had been placed. In the event loop."""
 
@@ -53,6 +50,9 @@ class PumpOwner(Protocol):
 
 class Pump(ABC):
     """Moves the bytes of a link's lanes from `attach` to the end of `stop`."""
+
+    driver: str
+    """What moves the bytes, for people."""
 
     def __init__(self, owner: PumpOwner) -> None:
         self.owner = owner
@@ -80,6 +80,8 @@ class Pump(ABC):
 
 class LoopPump(Pump):
     """One task a lane and direction, on the event loop. Works with every transport and with virtual time."""
+
+    driver = "the event loop"
 
     def __init__(self, owner: PumpOwner) -> None:
         super().__init__(owner)
@@ -150,6 +152,7 @@ class LoopPump(Pump):
 
     async def _send_loop(self, index: int, lane: Lane) -> None:
         owner, wake = self.owner, self._wake[index]
+        stats = owner.core.lane_stats[index]
         loop = asyncio.get_running_loop()
         while True:
             wake.clear()
@@ -164,20 +167,24 @@ class LoopPump(Pump):
                         owner.sent(chosen)
                 case WaitUntil(at_s):
                     timer = loop.call_later(at_s - now, wake.set)
-                    await wake.wait()
+                    with stats.waiting("pacing", owner.clock):
+                        await wake.wait()
                     timer.cancel()
                 case NothingToSend():
                     if index == 0:
                         self._idle.set()
-                    await wake.wait()
+                    with stats.waiting(owner.core.why_nothing(), owner.clock):
+                        await wake.wait()
 
     async def _receive_loop(self, index: int, lane: Lane, reader: FrameReader) -> None:
         owner = self.owner
+        stats = owner.core.lane_stats[index]
         while True:
             count = await lane.receive_into(reader.buffers())
             if count == 0:
                 raise ConnectionLostError(f"{lane.peer} closed the connection")
-            whole = 0
+            whole = control = 0
+            stats.received_bytes += count
             frames = reader.received(count)
             if not frames:
                 with owner.lock:
@@ -187,6 +194,7 @@ class LoopPump(Pump):
                     case ControlFrame(payload):
                         handle_control(owner, payload)
                         whole += 1
+                        control += 1
                     case SegmentStart(header):
                         for done in reader.deliver_to(await self._place(header)):
                             handle_segment(owner, done, checksum(b""))
@@ -195,7 +203,7 @@ class LoopPump(Pump):
                         handle_segment(owner, frame, 0 if part is None else checksum(part))
                         whole += 1
             with owner.lock:
-                owner.core.frames_received(index, whole)
+                owner.core.frames_received(index, whole, control)
                 owner.post([])
 
     async def _place(self, header: SegmentHeader) -> memoryview | None:
@@ -230,7 +238,6 @@ def handle_segment(owner: PumpOwner, frame: SegmentFrame, payload_sum: int) -> N
     if frame.payload is None:
         return
     with owner.lock:
-        owner.received(frame.header)
         owner.post(owner.core.segment(frame.header, payload_sum, owner.clock()))
 
 

@@ -73,6 +73,8 @@ class _Connection:
 class ThreadPump(Pump):
     """Blocking threads. Takes over the sockets of its lanes, which must have one."""
 
+    driver = "blocking threads"
+
     def __init__(self, owner: PumpOwner) -> None:
         super().__init__(owner)
         self._loop = asyncio.get_running_loop()
@@ -242,7 +244,9 @@ class ThreadPump(Pump):
             if connection.index == 0 and timeout is None and self._flushing:
                 self._flushing = False
                 self._loop.call_soon_threadsafe(self._idle.set)
-            connection.may_send.wait(timeout)
+            why = "pacing" if timeout is not None else owner.core.why_nothing()
+            with owner.core.lane_stats[connection.index].waiting(why, owner.clock):
+                connection.may_send.wait(timeout)
             connection.sleeping = False
         return []
 
@@ -256,6 +260,7 @@ class ThreadPump(Pump):
 
     def _receive_loop(self, connection: _Connection) -> None:
         sock, reader = connection.sock, connection.reader
+        stats = self.owner.core.lane_stats[connection.index]
         while not connection.stopping:
             *payloads, tail = reader.buffers()
             try:
@@ -264,6 +269,7 @@ class ThreadPump(Pump):
                 continue
             if count == 0:
                 raise ConnectionLostError(f"{connection.lane.peer} closed the connection")
+            stats.received_bytes += count
             self._handle(connection, reader.received(count), payloads, sums)
 
     def _handle(
@@ -283,16 +289,16 @@ class ThreadPump(Pump):
                 sums.append(view_sums[place])
             else:  # its first bytes came in an earlier receive
                 sums.append(checksum(frame.payload))
-        whole = 0
+        whole = control = 0
         with owner.lock:
             if not frames:
                 owner.core.heard(owner.clock(), reader.segment)
             for frame, payload_sum in zip(frames, sums, strict=True):
                 if isinstance(frame, SegmentFrame):
-                    if frame.payload is not None:
-                        owner.received(frame.header)
-                        if events := owner.core.segment(frame.header, payload_sum, owner.clock()):
-                            owner.post(events)
+                    if frame.payload is not None and (
+                        events := owner.core.segment(frame.header, payload_sum, owner.clock())
+                    ):
+                        owner.post(events)
                     whole += 1
                 elif isinstance(frame, SegmentStart):
                     for done in reader.deliver_to(self._place(connection, frame.header)):
@@ -301,7 +307,8 @@ class ThreadPump(Pump):
                 else:
                     handle_control(owner, frame.payload)
                     whole += 1
-            owner.core.frames_received(connection.index, whole)
+                    control += 1
+            owner.core.frames_received(connection.index, whole, control)
             owner.post(())  # there may be grants to send
 
     def _place(self, connection: _Connection, header: SegmentHeader) -> memoryview | None:

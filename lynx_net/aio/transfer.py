@@ -7,17 +7,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lynx_net.aio.readiness import Readiness
+from lynx_net.aio.timeline import Timeline
 from lynx_net.errors import LocalProtocolError
 from lynx_net.wire.messages import AbortCode
+from lynx_net.wire.stats import TransferStats
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from lynx_net.aio.link import Link
+    from lynx_net.aio.timeline import Direction
     from lynx_net.errors import LynxError
     from lynx_net.wire.layout import CacheLayout
 
-__all__ = ["IncomingTransfer", "Offer", "OutgoingTransfer", "TransferStats"]
+__all__ = ["IncomingTransfer", "Offer", "OutgoingTransfer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,27 +45,61 @@ class Offer:
     first_token: int | None
 
 
-@dataclass(slots=True)
-class TransferStats:
-    """Payload bytes of each stream, without the 48-byte header of each segment."""
+class _Transfer:
+    """What both ends of a transfer keep of it."""
 
-    stream_bytes: list[int]
-    segments: int = 0
+    direction: Direction
 
-    @property
-    def total_bytes(self) -> int:
-        """Payload bytes of all streams."""
-        return sum(self.stream_bytes)
-
-
-class OutgoingTransfer:
-    """The sending end. Made by `Link.open_transfer`; it deals in encoded page streams."""
-
-    def __init__(self, link: Link, transfer: int, offer: Offer) -> None:
+    def __init__(self, link: Link, transfer: int, offer: Offer, stats: TransferStats) -> None:
         self.link = link
         self.id = transfer
         self.offer = offer
-        self.stats = TransferStats([0] * offer.streams)
+        self.stats = stats
+        self.offered_at_s = link.clock()
+        self.accepted_at_s: float | None = None
+        self.ended_at_s: float | None = None
+        self.error: LynxError | None = None
+        """What it failed with."""
+
+    def timeline(self) -> Timeline:
+        """What has happened to it so far, and when; costs nothing until it is called."""
+        stats, error = self.stats, self.error
+        return Timeline(
+            direction=self.direction,
+            peer=self.link.peer,
+            transfer=self.id,
+            request_id=self.offer.request_id,
+            codec=self.offer.codec,
+            tokens=self.offer.layout.tokens,
+            layers=self.offer.layout.layers,
+            stream_bytes=tuple(stats.stream_bytes),
+            stream_segments=tuple(stats.stream_segments),
+            resent_segments=stats.resent_segments,
+            offered_s=self.offered_at_s,
+            accepted_s=self.accepted_at_s,
+            first_segment_s=stats.first_segment_s,
+            last_segment_s=stats.last_segment_s,
+            layers_ready_s=self._layers_ready_s(),
+            streams_ready_s=self._streams_ready_s(),
+            ended_s=self.ended_at_s,
+            error_type=None if error is None else type(error).__name__,
+            error=None if error is None else str(error),
+        )
+
+    def _layers_ready_s(self) -> tuple[tuple[float | None, ...], ...]:
+        return ()
+
+    def _streams_ready_s(self) -> tuple[float | None, ...]:
+        return ()
+
+
+class OutgoingTransfer(_Transfer):
+    """The sending end. Made by `Link.open_transfer`; it deals in encoded page streams."""
+
+    direction: Direction = "outgoing"
+
+    def __init__(self, link: Link, transfer: int, offer: Offer, stats: TransferStats) -> None:
+        super().__init__(link, transfer, offer, stats)
         self.delivered = Readiness()
         """Ready when the receiver has everything decoded in place."""
         self._room = asyncio.Event()
@@ -103,19 +140,17 @@ class OutgoingTransfer:
         self._room.set()
 
 
-class IncomingTransfer:
+class IncomingTransfer(_Transfer):
     """The receiving end. Subclasses decode; this class keeps what is ready.
 
     Awaitables: `layer_ready(i)`, `anchor_ready`, `residual_ready`, `exact_ready`, `complete`. Each raises the
     transfer's typed error when it cannot become true any more.
     """
 
+    direction: Direction = "incoming"
+
     def __init__(self, link: Link, transfer: int, offer: Offer) -> None:
-        self.link = link
-        self.id = transfer
-        self.offer = offer
-        self.offered_at_s = self.link.clock()
-        self.stats = TransferStats([0] * offer.streams)
+        super().__init__(link, transfer, offer, TransferStats.of(offer.streams))
         self.target: Any = None
         """Where it is decoded into: what `allocate(offer)` returned."""
         self.complete = Readiness()
@@ -187,3 +222,9 @@ class IncomingTransfer:
         """The transfer has failed; everything that is not ready never will be."""
         for readiness in [*self._streams, *(one for layers in self._layers for one in layers), self.complete]:
             readiness.fail(error)
+
+    def _layers_ready_s(self) -> tuple[tuple[float | None, ...], ...]:
+        return tuple(tuple(one.at_s for one in layers) for layers in self._layers)
+
+    def _streams_ready_s(self) -> tuple[float | None, ...]:
+        return tuple(one.at_s for one in self._streams)

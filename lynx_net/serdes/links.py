@@ -17,10 +17,11 @@ from lynx_net.serdes.target import HostCache
 from lynx_net.wire.config import LinkConfig
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Sequence
     from concurrent.futures import Executor
 
     from lynx_net.aio.link import LinkParts, MakeIncoming
+    from lynx_net.aio.timeline import Observer
     from lynx_net.aio.transfer import Offer
     from lynx_net.serdes.target import KVTarget
     from lynx_net.transport import SocketOptions, TlsConfig
@@ -109,9 +110,16 @@ class _KVEndpoint(Endpoint[KVLink]):
         sockets: SocketOptions | None,
         tls: TlsConfig | None,
         key: bytes | None,
+        observers: Sequence[Observer],
     ) -> None:
         super().__init__(
-            self._make_kv_link, config=config or LinkConfig(), rate=rate, sockets=sockets, tls=tls, key=key
+            self._make_kv_link,
+            config=config or LinkConfig(),
+            rate=rate,
+            sockets=sockets,
+            tls=tls,
+            key=key,
+            observers=observers,
         )
         # A caller's `allocate` may be used to the event loop; ours does not care.
         self._accept_in_threads = allocate is None
@@ -149,6 +157,7 @@ async def connect(
     allocate: Callable[[Offer], KVTarget] | None = None,
     tls: TlsConfig | None = None,
     key: bytes | None = None,
+    observers: Sequence[Observer] = (),
 ) -> AsyncIterator[KVLink]:
     """Open a link to a serving peer: `async with connect("tcp://host:7000") as link`.
 
@@ -165,6 +174,7 @@ async def connect(
         tls: certificates, for tls:// alone and needed there; see docs/security.md.
         key: at least 16 random bytes that the peer has too. Each lane begins with both sides proving it; nothing is
             encrypted by it. A peer without the key, or with another, is refused.
+        observers: are told of links and ended transfers; see `lynx_net.observe`.
 
     Leaving the block closes the link; transfers still open on it fail.
 
@@ -172,7 +182,7 @@ async def connect(
         ConnectionFailedError, HandshakeError, PeerTimeoutError: there is no link.
         LocalProtocolError: an argument, key or certificate cannot be used, or the kernel refuses a socket option.
     """
-    endpoint = _KVEndpoint(allocate, config, rate, sockets, tls, key)
+    endpoint = _KVEndpoint(allocate, config, rate, sockets, tls, key, observers)
     try:
         yield await endpoint.connect(url, lanes=lanes)
     finally:
@@ -189,6 +199,7 @@ async def serve(
     allocate: Callable[[Offer], KVTarget] | None = None,
     tls: TlsConfig | None = None,
     key: bytes | None = None,
+    observers: Sequence[Observer] = (),
 ) -> AsyncIterator[KVServer]:
     """Accept links on an address: `async with serve("tcp://127.0.0.1:7000") as server`.
 
@@ -199,7 +210,7 @@ async def serve(
         ConnectionFailedError: the address cannot be bound.
         LocalProtocolError: an argument, key or certificate cannot be used, or the kernel refuses a socket option.
     """
-    endpoint = _KVEndpoint(allocate, config, rate, sockets, tls, key)
+    endpoint = _KVEndpoint(allocate, config, rate, sockets, tls, key, observers)
     try:
         server = await endpoint.serve(url)
         try:

@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
     from lynx_codec import Codec
     from lynx_net.aio.readiness import Readiness
-    from lynx_net.aio.transfer import Offer, OutgoingTransfer, TransferStats
+    from lynx_net.aio.timeline import Timeline
+    from lynx_net.aio.transfer import Offer, OutgoingTransfer
     from lynx_net.wire.layout import Kind, PageRef
+    from lynx_net.wire.stats import TransferStats
 
 __all__ = ["Sending"]
 
@@ -50,8 +52,12 @@ class Sending:
 
     @property
     def stats(self) -> TransferStats:
-        """Bytes queued so far, per stream."""
+        """Bytes and segments sent so far, per stream."""
         return self._transfer.stats
+
+    def timeline(self) -> Timeline:
+        """What has happened to the transfer so far, and when."""
+        return self._transfer.timeline()
 
     @property
     def delivered(self) -> Readiness:

@@ -59,6 +59,7 @@ from lynx_net.wire.messages import (
 from lynx_net.wire.pacing import TokenBucket
 from lynx_net.wire.receiving import LayerReady, PageArrived, ReceiveState, StreamReady, TransferComplete
 from lynx_net.wire.scheduler import NO_DEADLINE, NothingToSend, Scheduler, SendBytes, SendQueue, WaitUntil
+from lynx_net.wire.stats import LaneStats
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
     from lynx_net.wire.config import LinkConfig
     from lynx_net.wire.frames import SegmentHeader
     from lynx_net.wire.grants import CreditBook, Grant
+    from lynx_net.wire.stats import TransferStats, WaitReason
 
 __all__ = [
     "Event",
@@ -75,6 +77,7 @@ __all__ = [
     "RequestReceived",
     "RequestRefused",
     "SegmentAwaitsOffer",
+    "TransferAccepted",
     "TransferDelivered",
     "TransferFailed",
 ]
@@ -102,6 +105,13 @@ class RequestRefused:
 
     request_id: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TransferAccepted:
+    """The receiver has reserved the memory of a transfer that this side sends."""
+
+    transfer: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +152,7 @@ Event = (
     OfferReceived
     | RequestReceived
     | RequestRefused
+    | TransferAccepted
     | TransferDelivered
     | TransferFailed
     | PeerClosed
@@ -190,6 +201,7 @@ class LinkCore:
         self.resent_frames = 0
         """Frames sent again because a connection was lost."""
         self._lanes = [LaneRecord() for _ in range(lanes)]
+        self.lane_stats = [LaneStats() for _ in range(lanes)]
         self._peer_initial_credit = peer_initial_credit
         shorter_s = min(peer_deadline_s, config.deadline_s)
         self._ping_every_s = max(shorter_s / 10, MIN_PING_S)
@@ -283,9 +295,13 @@ class LinkCore:
         queue = self._sending.get(transfer)
         return 0 if queue is None else queue.queued_bytes[stream]
 
-    def sent_bytes(self, transfer: int) -> list[int]:
-        """Payload bytes sent of each stream of an open transfer."""
-        return list(self._sending[transfer].sent_bytes)
+    def send_stats(self, transfer: int) -> TransferStats:
+        """What is counted of an open outgoing transfer; the object lives on when the transfer has ended."""
+        return self._sending[transfer].stats
+
+    def why_nothing(self) -> WaitReason:
+        """Why a lane that got `NothingToSend` has nothing to send."""
+        return "credit" if any(any(queue.pages) for queue in self._sending.values()) else "idle"
 
     def request(self, request_id: str, meta: dict[str, Any]) -> None:
         """Ask the peer for a cache."""
@@ -316,27 +332,36 @@ class LinkCore:
 
     def next_send(self, lane: int, now: float) -> SendBytes | WaitUntil | NothingToSend:
         """What this lane sends now; see the scheduler's rules."""
-        record = self._lanes[lane]
+        record, stats = self._lanes[lane], self.lane_stats[lane]
         chosen: SendBytes | WaitUntil | NothingToSend
         if record.resend:
             chosen = self.scheduler.again(record.resend[0], now)
             if isinstance(chosen, SendBytes):
                 record.resend.popleft()
+                stats.resent_frames += 1
+                if chosen.transfer is not None:
+                    self._sending[chosen.transfer].stats.resent_segments += 1
         else:
             chosen = self.scheduler.next(lane, now)
             if isinstance(chosen, SendBytes):
                 record.sent(chosen)
         if isinstance(chosen, SendBytes):
             self._sent_at_s = now
-            if chosen.transfer is not None:
+            stats.sent_payload_bytes += len(chosen.data)
+            if chosen.transfer is None:
+                stats.sent_control_frames += 1
+            else:
+                stats.sent_segments += 1
                 self._send_progress_s[chosen.transfer] = now
         return chosen
 
     # ---- lanes
 
-    def frames_received(self, lane: int, count: int) -> None:
-        """Whole frames came on a lane and were acted on."""
-        record = self._lanes[lane]
+    def frames_received(self, lane: int, count: int, control_frames: int = 0) -> None:
+        """Whole frames, so many of them control frames, came on a lane and were acted on."""
+        record, stats = self._lanes[lane], self.lane_stats[lane]
+        stats.received_control_frames += control_frames
+        stats.received_segments += count - control_frames
         if record.count(count):
             self.scheduler.control(Received(lane, record.received))
 
@@ -358,6 +383,7 @@ class LinkCore:
             RemoteProtocolError: that cannot be.
         """
         self.resent_frames += self._lanes[lane].reopen(peer_received)
+        self.lane_stats[lane].reopened += 1
         self.heard_at_s = self._decoder_moved_at_s = now
         for times in (self._receive_progress_s, self._send_progress_s):
             for transfer in times:
@@ -372,10 +398,12 @@ class LinkCore:
         sizes: Callable[[int], Sequence[frozenset[int]]],
         need_bytes: int,
         now: float,
+        stats: TransferStats | None = None,
     ) -> list[Event]:
         """Accept an offer as soon as its memory can be reserved; nothing happens if the transfer has ended.
 
-        `sizes` gives the byte sizes each stream of a page may have, `need_bytes` the most the whole transfer can take.
+        `sizes` gives the byte sizes each stream of a page may have, `need_bytes` the most the whole transfer can take;
+        what arrives is counted in `stats`.
         """
         if not self._book.fits(need_bytes):
             reason = f"the transfer needs {need_bytes} bytes, this receiver holds at most {self._book.memory_bytes}"
@@ -394,6 +422,7 @@ class LinkCore:
             config.initial_credit_bytes,
             self._book.pool,
             early_window=config.early_residual_bytes,
+            stats=stats,
         )
         self._receiving[offer.transfer] = state
         self._pending.discard(offer.transfer)
@@ -419,6 +448,8 @@ class LinkCore:
         state = self._receiving.get(header.transfer)
         if state is not None:
             view = state.place(header)
+            if state.stats.first_segment_s is None:
+                state.stats.first_segment_s = now
             self.heard(now, header)
             return view
         if header.transfer % 2 != self._peer_parity:
@@ -439,6 +470,8 @@ class LinkCore:
         except IntegrityError as error:
             return self.abort(header.transfer, AbortCode.INTEGRITY, str(error), error)
         finished = owed and not state.owes(header.stream)
+        if finished:
+            state.stats.last_segment_s = now
         self._send_grants(self._book.progressed(self.link, header.transfer, stream_finished=finished))
         return events
 
@@ -483,6 +516,7 @@ class LinkCore:
             case Accept(transfer):
                 if transfer in self._sending:
                     self._send_progress_s[transfer] = now
+                    return [TransferAccepted(transfer)]
             case OfferMessage():
                 return self._offer_arrived(message)
             case Complete(transfer):

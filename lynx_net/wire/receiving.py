@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from lynx_net.errors import FlowControlError, IntegrityError, LocalProtocolError, RemoteProtocolError
 from lynx_net.wire.credit import ReceiveWindow
 from lynx_net.wire.pool import BufferPool
+from lynx_net.wire.stats import TransferStats
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -103,6 +104,7 @@ class ReceiveState:
         initial_credit: granted for stream 0 by the handshake.
         pool: where the buffers of page streams come from and go back to.
         early_window: window of a later stream while an earlier one is owed (rule 7); None: the same as afterwards.
+        stats: where what arrives is counted.
     """
 
     def __init__(
@@ -117,7 +119,9 @@ class ReceiveState:
         pool: BufferPool | None = None,
         *,
         early_window: int | None = None,
+        stats: TransferStats | None = None,
     ) -> None:
+        self.stats = TransferStats.of(streams) if stats is None else stats
         self._pool = BufferPool() if pool is None else pool
         self.transfer = transfer
         self.layout = layout
@@ -239,6 +243,8 @@ class ReceiveState:
         if payload_sum != header.checksum:
             page_ref = self.layout.page(header.page)
             raise IntegrityError(self.transfer, page_ref.layer, page_ref.kind, header.stream)
+        self.stats.stream_bytes[header.stream] += header.length
+        self.stats.stream_segments[header.stream] += 1
         page_stream.segments[segment] = _ARRIVED
         page_stream.missing -= 1
         if page_stream.missing:

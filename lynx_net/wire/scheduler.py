@@ -32,6 +32,7 @@ from lynx_net.wire.frames import (
     pack_segment_header,
 )
 from lynx_net.wire.messages import Message, encode_message
+from lynx_net.wire.stats import TransferStats
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -137,7 +138,7 @@ class SendQueue:
         self.pages: list[deque[_PageStream]] = [deque() for _ in range(streams)]
         self.windows = [SendWindow(initial_credit if stream == 0 else 0) for stream in range(streams)]
         self.queued_bytes = [0] * streams
-        self.sent_bytes = [0] * streams
+        self.stats = TransferStats.of(streams)
         self.unsent = streams * page_count
         """Page streams whose last segment has not been chosen yet, those not submitted yet included."""
         self._submitted = [bytearray(page_count) for _ in range(streams)]
@@ -269,10 +270,14 @@ class Scheduler:
         turns = self._turns[stream, deadline_s]
         queue = turns.popleft()
         chosen = self._cut(queue, stream)
+        if queue.stats.first_segment_s is None:
+            queue.stats.first_segment_s = now
         if queue.sendable(stream):
             turns.append(queue)
         else:
             self._forget_empty(stream, deadline_s)
+            if not queue.unsent:
+                queue.stats.last_segment_s = now
         self._pay(HEADER_BYTES + len(chosen.data), now)
         return chosen
 
@@ -309,7 +314,8 @@ class Scheduler:
         queue.windows[stream].use(length)
         payload = page_stream.data[page_stream.offset : page_stream.offset + length]
         queue.queued_bytes[stream] -= length
-        queue.sent_bytes[stream] += length
+        queue.stats.stream_bytes[stream] += length
+        queue.stats.stream_segments[stream] += 1
         chosen = SendBytes(payload, queue.transfer, page_stream.page, stream, page_stream.offset, total)
         page_stream.offset += length
         if page_stream.offset == total:

@@ -214,7 +214,7 @@ def test_accept_and_credit_open_the_way() -> None:
     hear(side, Accept(transfer))
     hear(side, Credit(transfer, 0, 8192))
     assert 0 < sum(len(part.data) for part in segments_now(side)) <= 8192
-    assert side.core.sent_bytes(transfer)[1] == 0
+    assert side.core.send_stats(transfer).stream_bytes[1] == 0
     with pytest.raises(RemoteProtocolError, match="stream 2"):
         hear(side, Credit(transfer, STREAMS, 1))
 

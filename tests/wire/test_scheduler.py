@@ -186,7 +186,7 @@ class AgainstTheRules(RuleBasedStateMachine):
             for number, stream in enumerate(model.streams):
                 left = sum(len(data) for _, data in stream.pages) - stream.offset
                 assert queue.queued_bytes[number] == left
-                assert queue.sent_bytes[number] == stream.sent
+                assert queue.stats.stream_bytes[number] == stream.sent
                 any_sendable |= stream.sendable()
             unsent = STREAMS * PAGES - sum(model.next_page) + sum(len(stream.pages) for stream in model.streams)
             assert queue.unsent == unsent
