@@ -40,7 +40,8 @@ def test_transfers_and_aborts_leave_nothing_behind(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     figures = json.loads(file.read_text())
     assert figures["rss_growth_mb"] <= 20
-    assert (figures["fd_growth"], figures["threads_growth"], figures["tasks_growth"]) == (0, 0, 0)
+    assert (figures["fd_growth"], figures["threads_growth"]) == (0, 0)
+    assert figures["tasks_growth"] <= 0
     assert figures["errors"] == []
 
 
