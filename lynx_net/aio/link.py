@@ -161,6 +161,7 @@ class Link:
         self._loop_thread = threading.get_ident()
         self._events: deque[Event | _Taken | _Declined] = deque()
         self._draining = False
+        self._waking = False
         self._waiting_for_room: set[int] = set()
         self._failure: asyncio.Future[LynxError] = self.loop.create_future()
         self._outgoing: dict[int, OutgoingTransfer] = {}
@@ -242,7 +243,7 @@ class Link:
             )
             stats = self.core.send_stats(transfer)
             outgoing = self._outgoing[transfer] = OutgoingTransfer(self, transfer, offer, stats)
-            self._pump.wake()
+            self._wake_soon()
         return outgoing
 
     def set_rate(self, rate: str | float | None) -> None:
@@ -303,6 +304,17 @@ class Link:
             if self.core.queued_bytes(transfer.id, 0) >= self.core.config.send_queue_bytes:
                 self._waiting_for_room.add(transfer.id)
                 transfer.has_room(False)
+            self._wake_soon()
+
+    def _wake_soon(self) -> None:
+        """What one turn of the event loop queues leaves together. In the event loop, with the lock."""
+        if not self._waking:
+            self._waking = True
+            self.loop.call_soon(self._wake_now)
+
+    def _wake_now(self) -> None:
+        with self.lock:
+            self._waking = False
             self._pump.wake()
 
     def page_streams(self, transfer: IncomingTransfer, page: int, stream: int) -> list[memoryview]:

@@ -238,7 +238,8 @@ def handle_segment(owner: PumpOwner, frame: SegmentFrame, payload_sum: int) -> N
     if frame.payload is None:
         return
     with owner.lock:
-        owner.post(owner.core.segment(frame.header, payload_sum, owner.clock()))
+        if events := owner.core.segment(frame.header, payload_sum, owner.clock()):
+            owner.post(events)
 
 
 def offer_wait_s(owner: PumpOwner) -> float:

@@ -81,6 +81,7 @@ class ThreadPump(Pump):
         self._connections: dict[int, _Connection] = {}
         self._offers = threading.Condition(owner.lock)
         self._waiting_for_offer = 0
+        self._handling = False
         self._stopping = False
         self._idle = asyncio.Event()
         self._flushing = False
@@ -116,6 +117,8 @@ class ThreadPump(Pump):
     def wake(self) -> None:
         if self._waiting_for_offer:
             self._offers.notify_all()
+        if self._handling:
+            return  # once, when all that came together has been handled
         first = self._connections.get(0)
         if first is not None and first.sleeping and not first.rest:
             self._send_here(first)
@@ -127,16 +130,25 @@ class ThreadPump(Pump):
     def _send_here(self, connection: _Connection) -> None:
         """Send what is small in the thread that made it, with the lock: waking the other one takes longer."""
         owner = self.owner
-        while owner.core.next_is_small(_SMALL_BYTES):
+        batch: list[SendBytes] = []
+        room_bytes = _SMALL_BYTES
+        while room_bytes > 0 and owner.core.next_is_small(room_bytes):
             chosen = owner.core.next_send(connection.index, owner.clock())
             if not isinstance(chosen, SendBytes):
-                return
-            connection.lane.mark(class_of(chosen))
-            connection.rest = lane_io.send_now(connection.sock, seal([chosen]))
-            owner.sent(chosen)
+                break
+            batch.append(chosen)
+            room_bytes -= len(chosen.data)
+        for part in _parts(connection.lane, batch):
+            buffers = seal(part)
             if connection.rest:
-                connection.may_send.notify()
-                return
+                connection.rest += map(memoryview, buffers)
+            else:
+                connection.lane.mark(class_of(part[0]))
+                connection.rest = lane_io.send_now(connection.sock, buffers)
+        for sent in batch:
+            owner.sent(sent)
+        if connection.rest:
+            connection.may_send.notify()
 
     async def flushed(self) -> None:
         while True:
@@ -251,12 +263,9 @@ class ThreadPump(Pump):
         return []
 
     def _send(self, connection: _Connection, batch: list[SendBytes]) -> None:
-        """Send it all at once, or one class after the other where the lane marks them."""
-        lane, sock = connection.lane, connection.sock
-        parts = [list(run) for _, run in itertools.groupby(batch, class_of)] if lane.marks_classes else [batch]
-        for part in parts:
-            lane.mark(class_of(part[0]))
-            lane_io.IN_USE.send_batch(sock, part)
+        for part in _parts(connection.lane, batch):
+            connection.lane.mark(class_of(part[0]))
+            lane_io.IN_USE.send_batch(connection.sock, part)
 
     def _receive_loop(self, connection: _Connection) -> None:
         sock, reader = connection.sock, connection.reader
@@ -291,25 +300,26 @@ class ThreadPump(Pump):
                 sums.append(checksum(frame.payload))
         whole = control = 0
         with owner.lock:
+            self._handling = True
+            try:
+                for frame, payload_sum in zip(frames, sums, strict=True):
+                    if isinstance(frame, SegmentFrame):
+                        handle_segment(owner, frame, payload_sum)
+                        whole += 1
+                    elif isinstance(frame, SegmentStart):
+                        for done in reader.deliver_to(self._place(connection, frame.header)):
+                            handle_segment(owner, done, checksum(b""))
+                            whole += 1
+                    else:
+                        handle_control(owner, frame.payload)
+                        whole += 1
+                        control += 1
+            finally:
+                self._handling = False
             if not frames:
                 owner.core.heard(owner.clock(), reader.segment)
-            for frame, payload_sum in zip(frames, sums, strict=True):
-                if isinstance(frame, SegmentFrame):
-                    if frame.payload is not None and (
-                        events := owner.core.segment(frame.header, payload_sum, owner.clock())
-                    ):
-                        owner.post(events)
-                    whole += 1
-                elif isinstance(frame, SegmentStart):
-                    for done in reader.deliver_to(self._place(connection, frame.header)):
-                        handle_segment(owner, done, checksum(b""))
-                        whole += 1
-                else:
-                    handle_control(owner, frame.payload)
-                    whole += 1
-                    control += 1
             owner.core.frames_received(connection.index, whole, control)
-            owner.post(())  # there may be grants to send
+            owner.post(())  # there may be something to send
 
     def _place(self, connection: _Connection, header: SegmentHeader) -> memoryview | None:
         """Called with the lock, which is free while this waits."""
@@ -321,9 +331,18 @@ class ThreadPump(Pump):
                 if connection.stopping:
                     return None
                 self._waiting_for_offer += 1
+                self._handling = False
                 owner.post(())
                 try:
                     if not self._offers.wait(offer_wait_s(owner)):
                         raise never_offered(header) from None
                 finally:
                     self._waiting_for_offer -= 1
+                    self._handling = True
+
+
+def _parts(lane: Lane, batch: list[SendBytes]) -> list[list[SendBytes]]:
+    """All at once, or one class after the other where the lane marks them."""
+    if not batch or not lane.marks_classes:
+        return [batch] if batch else []
+    return [list(run) for _, run in itertools.groupby(batch, class_of)]

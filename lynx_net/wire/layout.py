@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from lynx_codec.base import PAGE_TOKENS, PageShape
@@ -137,7 +137,7 @@ class CacheLayout:
 
     def to_wire(self) -> dict[str, Any]:
         """The layout as a map for a control message."""
-        return asdict(self)
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @classmethod
     def from_wire(cls, data: object) -> CacheLayout:

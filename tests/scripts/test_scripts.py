@@ -10,7 +10,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-STATE_FILES = ("pyproject.toml", "scripts/constraints.txt", "scripts/environment.sh")
+STATE_FILES = (
+    "pyproject.toml",
+    "hatch_build.py",
+    "lynx_net/aio/_lanes.c",
+    "scripts/constraints.txt",
+    "scripts/environment.sh",
+)
 
 FAKE = """#!/usr/bin/env bash
 printf '%s %s\\n' "${0##*/}" "$*" >>calls
@@ -27,7 +33,9 @@ class Checkout:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         shutil.copytree(ROOT / "scripts", folder / "scripts")
-        shutil.copy(ROOT / "pyproject.toml", folder)
+        (folder / "lynx_net" / "aio").mkdir(parents=True)
+        for name in STATE_FILES[:3]:
+            shutil.copy(ROOT / name, folder / name)
         programs = folder / ".venv" / "bin"
         programs.mkdir(parents=True)
         for name in ("python", "ruff", "mypy", "basedpyright", "lint-imports"):
