@@ -1,7 +1,7 @@
 """What a small transfer costs on a warm link: `python -m perf.small --json FILE`.
 
-A round trip runs from the offer of a transfer of one page to the news that the receiver has it in place. The rate is that
-of many such transfers, so many of them open at once.
+A round trip runs from the offer of a transfer of one page to the news that the receiver has it in place. The rate is
+that of many such transfers, so many of them open at once.
 """
 
 from __future__ import annotations
@@ -69,8 +69,9 @@ def main() -> None:
     figures = run(measure(here.recv(), options.bytes, options.samples, options.at_once))
     process.join(5)
     print(
-        f"{options.bytes} bytes: {figures['round_trip_p50_ms']:.2f} ms at the median, {figures['round_trip_p99_ms']:.2f} "
-        f"at p99; {figures['transfers_per_s']:.0f} a second with {options.at_once} at once"
+        f"{options.bytes} bytes: {figures['round_trip_p50_ms']:.2f} ms at the median, "
+        f"{figures['round_trip_p99_ms']:.2f} at p99; {figures['transfers_per_s']:.0f} a second "
+        f"with {options.at_once} at once"
     )
     if options.json:
         facts = {"machine": machine_facts(PACKAGES), "bytes": options.bytes, "at_once": options.at_once}
