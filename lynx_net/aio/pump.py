@@ -88,18 +88,21 @@ class LoopPump(Pump):
         self._wake: dict[int, asyncio.Event] = {}
         self._offers = asyncio.Event()
         self._idle = asyncio.Event()
-        self._connections: dict[int, asyncio.Task[None]] = {}
+        self._connections: dict[int, tuple[asyncio.Task[None], Lane]] = {}
         self._stopping = False
 
     def attach(self, index: int, lane: Lane) -> None:
         self._wake[index] = asyncio.Event()
-        self._connections[index] = asyncio.create_task(self._drive(index, lane))
+        self._connections[index] = asyncio.create_task(self._drive(index, lane)), lane
 
     async def detach(self, index: int) -> None:
-        connection = self._connections.get(index)
-        if connection is not None:
-            connection.cancel()
-            await asyncio.wait([connection])
+        if index in self._connections:
+            task, lane = self._connections[index]
+            task.cancel()
+            await asyncio.wait([task])
+            if task.cancelled():  # it had not begun
+                lane.close()
+                self.owner.lane_ended(index, replaced_by_newer(lane), [])
 
     def wake(self) -> None:
         self._idle.clear()
@@ -113,10 +116,11 @@ class LoopPump(Pump):
     async def stop(self) -> None:
         self._stopping = True
         self._idle.set()
-        for connection in self._connections.values():
-            connection.cancel()
-        if self._connections:
-            await asyncio.wait(self._connections.values())
+        for task, _ in self._connections.values():
+            task.cancel()
+        for task, lane in self._connections.values():
+            await asyncio.wait([task])
+            lane.close()  # a task that had not begun closes nothing
 
     async def _drive(self, index: int, lane: Lane) -> None:
         """One connection, from its first byte to the report of its end."""

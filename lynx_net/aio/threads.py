@@ -45,7 +45,7 @@ logger = logging.getLogger("lynx_net")
 _STOP_S = 2.0
 """A thread whose socket is shut down ends at once; one that does not must not keep a closing link."""
 
-_SMALL_BYTES = 64 * 1024
+_SMALL_BYTES = 128 * 1024
 """What is sent by the thread that made it, if nothing is being sent."""
 _MAX_BATCH = 256
 """Frames that are sent together."""
