@@ -124,7 +124,7 @@ class ThreadPump(Pump):
             self._send_here(first)
         scheduler = self.owner.core.scheduler
         for index, connection in self._connections.items():
-            if connection.sleeping and (scheduler.has_segments() or (index == 0 and scheduler.has_control())):
+            if connection.sleeping and (scheduler.has_segments(index) or (index == 0 and scheduler.has_control())):
                 connection.may_send.notify()
 
     def _send_here(self, connection: _Connection) -> None:

@@ -20,6 +20,8 @@ class LinkConfig:
     Attributes:
         deadline_s: silence after which a peer is given up; also the limit of a handshake. A peer that sends
             anything at all, however slowly, is not silent.
+        urgent_lane: with more than one lane, lane 0 carries control frames and stream 0 only, so that nothing on it is
+            ever ahead of an anchor. False uses it for all streams, which is faster where lanes have limits of their own.
         resume_s: how long a lost connection may take to be re-opened before the link fails. The peer's process
             may have died, so this is also how long it takes to find that out; 0 does not re-open.
         progress_timeout_s: how long an accepted transfer that holds credit may stay without a single byte
@@ -39,6 +41,7 @@ class LinkConfig:
     """
 
     deadline_s: float = 5.0
+    urgent_lane: bool = True
     resume_s: float = 0.5
     progress_timeout_s: float = 30.0
     segment_bytes: int = 1024 * 1024

@@ -196,7 +196,9 @@ class LinkCore:
     ) -> None:
         self.link = link
         self.config = config
-        self.scheduler = Scheduler(None if rate_bps is None else TokenBucket(rate_bps, now))
+        self.scheduler = Scheduler(
+            None if rate_bps is None else TokenBucket(rate_bps, now), urgent_lane=config.urgent_lane and lanes > 1
+        )
         self.segment_bytes = min(config.segment_bytes_at(rate_bps), peer_segment_bytes)
         self.resent_frames = 0
         """Frames sent again because a connection was lost."""

@@ -10,6 +10,8 @@ Rules:
 5. A segment is cut when it is chosen, from one stream of one page: as many bytes as the transfer's segment size, fewer
    only at the end, so that segments begin at multiples of that size and the receiver can tell one from another.
 6. Pacing delays segments as a whole; it never changes their order.
+7. Where lane 0 is kept for what is urgent it takes no segment of a stream above 0: what lies in the buffers of a lane
+   cannot be overtaken there.
 """
 
 from __future__ import annotations
@@ -175,8 +177,9 @@ class SendQueue:
 class Scheduler:
     """Holds the queues of all transfers of a link and picks what is sent next."""
 
-    def __init__(self, pacer: TokenBucket | None = None) -> None:
+    def __init__(self, pacer: TokenBucket | None = None, *, urgent_lane: bool = False) -> None:
         self.pacer = pacer
+        self._urgent_lane = urgent_lane
         self.control_bytes = 0
         """Bytes of control frames that wait."""
         self._control: deque[bytes] = deque()
@@ -239,28 +242,28 @@ class Scheduler:
         """Whether lane 0 would next send a control frame, or the last of a transfer, of at most so many bytes."""
         if self._control:
             return len(self._control[0]) <= most_bytes
-        if not self._order:
+        if not self.has_segments(0):
             return False
         stream = self._order[0][0]
         queue = self._turns[self._order[0]][0]
         return queue.unsent == 1 and queue.next_length(stream) <= most_bytes
 
-    def has_segments(self) -> bool:
-        """True while a segment could be sent now, pacing aside."""
-        return bool(self._turns)
+    def has_segments(self, lane: int) -> bool:
+        """True while a segment could be sent on this lane now, pacing aside."""
+        return bool(self._order) and not (self._urgent_lane and lane == 0 and self._order[0][0] > 0)
 
     def has_work(self) -> bool:
         """True while anything could be sent now, pacing aside."""
         return bool(self._control or self._turns)
 
     def next(self, lane: int, now: float) -> SendBytes | WaitUntil | NothingToSend:
-        """Decide what this lane sends now (rules 1 to 6). The answer counts as sent."""
+        """Decide what this lane sends now (rules 1 to 7). The answer counts as sent."""
         if self._control and lane == 0:
             frame = self._control.popleft()
             self.control_bytes -= len(frame)
             self._pay(len(frame), now)
             return SendBytes(frame)
-        if not self._turns:
+        if not self.has_segments(lane):
             return NothingToSend()
         if self.pacer is not None:
             ready_at = self.pacer.ready_at(now)

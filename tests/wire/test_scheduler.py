@@ -346,3 +346,22 @@ def test_what_is_sealed_together_is_read_in_order() -> None:
     assert [frame.header.page if isinstance(frame, SegmentFrame) else "control" for frame in got] == [
         "control", 0, 1, 2, "control",
     ]  # fmt: skip
+
+
+def test_a_lane_kept_for_what_is_urgent_takes_no_residual() -> None:
+    scheduler = Scheduler(TokenBucket(8000, 0.0), urgent_lane=True)
+    queue = SendQueue(1, streams=2, page_count=2, segment_bytes=SEGMENT, initial_credit=1000)
+    scheduler.open(queue)
+    scheduler.grant(1, 1, 1000)
+    scheduler.submit(1, 0, 1, memoryview(bytes(SEGMENT)))
+    assert not scheduler.has_segments(0)
+    assert scheduler.has_segments(1)
+    assert isinstance(scheduler.next(0, 0.0), NothingToSend)
+    assert not scheduler.next_is_small(SEGMENT)
+    scheduler.submit(1, 0, 0, memoryview(bytes(SEGMENT)))
+    assert scheduler.has_segments(0)
+    anchor = scheduler.next(0, 0.0)
+    assert isinstance(anchor, SendBytes)
+    assert anchor.stream == 0
+    assert isinstance(scheduler.next(0, 0.0), NothingToSend)  # not even a time: it has nothing to wait for
+    assert isinstance(scheduler.next(1, 0.0), WaitUntil)
