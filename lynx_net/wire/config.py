@@ -21,7 +21,7 @@ class LinkConfig:
         deadline_s: silence after which a peer is given up; also the limit of a handshake. A peer that sends
             anything at all, however slowly, is not silent.
         urgent_lane: with more than one lane, lane 0 carries control frames and stream 0 only, so that nothing on it is
-            ever ahead of an anchor. False uses it for all streams, which is faster where lanes have limits of their own.
+            ever ahead of an anchor. False uses it for all streams: faster where lanes have limits of their own.
         resume_s: how long a lost connection may take to be re-opened before the link fails. The peer's process
             may have died, so this is also how long it takes to find that out; 0 does not re-open.
         progress_timeout_s: how long an accepted transfer that holds credit may stay without a single byte
