@@ -42,10 +42,9 @@ def endpoint(
     rate: str | float | None = None, *, incoming: type[IncomingTransfer] = Swallow, **config: Any
 ) -> Endpoint[Link]:
     """An endpoint without codecs; `incoming` takes what arrives, `config` are fields of LinkConfig."""
+    settings: dict[str, Any] = {"memory_bytes": ROOMY} | config
     return Endpoint(
-        lambda parts: Link(parts, incoming, accept_in_threads=True),
-        config=LinkConfig(**({"memory_bytes": ROOMY} | config)),
-        rate=rate,
+        lambda parts: Link(parts, incoming, accept_in_threads=True), config=LinkConfig(**settings), rate=rate
     )
 
 

@@ -155,8 +155,8 @@ class ThreadPump(Pump):
             self._idle.clear()
             with self.owner.lock:
                 first = self._connections.get(0)
-                at_rest = first is not None and first.sleeping and not self.owner.core.scheduler.has_control()
-                if at_rest or self._stopping:
+                idle = first is not None and first.sleeping and not first.rest
+                if self._stopping or (idle and not self.owner.core.scheduler.has_control()):
                     return
                 self._flushing = True
             await self._idle.wait()
