@@ -35,10 +35,19 @@ Rules of time (`now` is an argument everywhere):
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lynx_net.errors import IntegrityError, LocalProtocolError, LynxError, RemoteProtocolError, TransferAbortedError
+from lynx_net.wire.events import (
+    Event,
+    OfferReceived,
+    PeerClosed,
+    RequestReceived,
+    RequestRefused,
+    TransferAccepted,
+    TransferDelivered,
+    TransferFailed,
+)
 from lynx_net.wire.frames import MIN_SEGMENT_BYTES
 from lynx_net.wire.lanes import LaneRecord
 from lynx_net.wire.layout import CacheLayout
@@ -57,7 +66,7 @@ from lynx_net.wire.messages import (
     Request,
 )
 from lynx_net.wire.pacing import TokenBucket
-from lynx_net.wire.receiving import LayerReady, PageArrived, ReceiveState, StreamReady, TransferComplete
+from lynx_net.wire.receiving import ReceiveState
 from lynx_net.wire.scheduler import NO_DEADLINE, NothingToSend, Scheduler, SendBytes, SendQueue, WaitUntil
 from lynx_net.wire.stats import LaneStats
 
@@ -83,59 +92,6 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class OfferReceived:
-    """The peer offers a transfer; answer with `LinkCore.take` or `LinkCore.abort`."""
-
-    offer: OfferMessage
-    layout: CacheLayout
-
-
-@dataclass(frozen=True, slots=True)
-class RequestReceived:
-    """The peer asks for a cache."""
-
-    request_id: str
-    meta: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class RequestRefused:
-    """The peer will not serve a request of ours."""
-
-    request_id: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class TransferAccepted:
-    """The receiver has reserved the memory of a transfer that this side sends."""
-
-    transfer: int
-
-
-@dataclass(frozen=True, slots=True)
-class TransferDelivered:
-    """The receiver has everything decoded in place."""
-
-    transfer: int
-
-
-@dataclass(frozen=True, slots=True)
-class TransferFailed:
-    """A transfer has ended badly; `error` is what its waiters get."""
-
-    transfer: int
-    error: LynxError
-
-
-@dataclass(frozen=True, slots=True)
-class PeerClosed:
-    """The peer said goodbye."""
-
-    reason: str
-
-
 MAX_STREAMS = 8
 MAX_REASON = 1000
 """Characters of a reason that travel."""
@@ -146,21 +102,6 @@ MAX_CONTROL_BACKLOG_BYTES = 1 << 24
 
 class SegmentAwaitsOffer(Exception):
     """A segment overtook its offer on another lane: read on from this lane when the offer is there."""
-
-
-Event = (
-    OfferReceived
-    | RequestReceived
-    | RequestRefused
-    | TransferAccepted
-    | TransferDelivered
-    | TransferFailed
-    | PeerClosed
-    | PageArrived
-    | LayerReady
-    | StreamReady
-    | TransferComplete
-)
 
 
 class LinkCore:

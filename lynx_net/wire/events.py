@@ -1,0 +1,92 @@
+"""What a link core tells its driver, beside the events of a single incoming transfer (receiving.py)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lynx_net.wire.receiving import LayerReady, PageArrived, StreamReady, TransferComplete
+
+if TYPE_CHECKING:
+    from lynx_net.errors import LynxError
+    from lynx_net.wire.layout import CacheLayout
+    from lynx_net.wire.messages import OfferMessage
+
+__all__ = [
+    "Event",
+    "OfferReceived",
+    "PeerClosed",
+    "RequestReceived",
+    "RequestRefused",
+    "TransferAccepted",
+    "TransferDelivered",
+    "TransferFailed",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class OfferReceived:
+    """The peer offers a transfer; answer with `LinkCore.take` or `LinkCore.abort`."""
+
+    offer: OfferMessage
+    layout: CacheLayout
+
+
+@dataclass(frozen=True, slots=True)
+class RequestReceived:
+    """The peer asks for a cache."""
+
+    request_id: str
+    meta: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRefused:
+    """The peer will not serve a request of ours."""
+
+    request_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TransferAccepted:
+    """The receiver has reserved the memory of a transfer that this side sends."""
+
+    transfer: int
+
+
+@dataclass(frozen=True, slots=True)
+class TransferDelivered:
+    """The receiver has everything decoded in place."""
+
+    transfer: int
+
+
+@dataclass(frozen=True, slots=True)
+class TransferFailed:
+    """A transfer has ended badly; `error` is what its waiters get."""
+
+    transfer: int
+    error: LynxError
+
+
+@dataclass(frozen=True, slots=True)
+class PeerClosed:
+    """The peer said goodbye."""
+
+    reason: str
+
+
+Event = (
+    OfferReceived
+    | RequestReceived
+    | RequestRefused
+    | TransferAccepted
+    | TransferDelivered
+    | TransferFailed
+    | PeerClosed
+    | PageArrived
+    | LayerReady
+    | StreamReady
+    | TransferComplete
+)
