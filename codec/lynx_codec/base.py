@@ -29,7 +29,9 @@ class PageShape:
     """Shape of one page: `tokens` rows of `heads` x `head_size` values, keys or values of one layer.
 
     The first `raw_head` and the last `raw_tail` tokens travel as 16-bit floats inside stream 0;
-    only the tokens between them are quantised, and only they enter any minimum or maximum.
+    only the tokens between them are quantised, and only they enter any minimum or maximum. The last
+    `fine_tail` of those are coded like the others, but all their bits travel in stream 0, so that
+    they are at full precision from the start; codecs of one stream have no use for it.
     """
 
     tokens: int
@@ -37,12 +39,13 @@ class PageShape:
     head_size: int
     raw_head: int = 0
     raw_tail: int = 0
+    fine_tail: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.tokens <= 0xFFFF or not 1 <= self.heads <= 0xFFFF or not 1 <= self.head_size <= 0xFFFF:
             raise CodecError(f"page shape out of range: {self}")
-        if self.raw_head < 0 or self.raw_tail < 0 or self.raw_head + self.raw_tail > self.tokens:
-            raise CodecError(f"raw tokens do not fit into the page: {self}")
+        if min(self.raw_head, self.raw_tail, self.fine_tail) < 0 or self.coded_tokens < self.fine_tail:
+            raise CodecError(f"raw and fine tokens do not fit into the page: {self}")
 
     @property
     def coded_tokens(self) -> int:

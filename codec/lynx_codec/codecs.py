@@ -1,4 +1,4 @@
-"""The four codecs. Each handles its header, raw tokens and buffers; an engine does the arithmetic."""
+"""Lynx, the affine codecs and bfloat16: headers, raw tokens and buffers; an engine does the arithmetic."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from lynx_codec.base import Codec, PageShape
+from lynx_codec.base import CHUNK_TOKENS, Codec, PageShape
 from lynx_codec.errors import CodecError
 from lynx_codec.layout import (
     BF16_ID,
@@ -20,6 +20,7 @@ from lynx_codec.layout import (
     Sections,
     header_template,
     read_header,
+    read_table,
     row_bytes,
     write_header,
 )
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["AffineCodec", "Bfloat16Codec", "Engine", "LynxCodec"]
+__all__ = ["AffineCodec", "Bfloat16Codec", "Engine", "LynxCodec", "PageCodec"]
 
 DEFAULT_ALPHA = 0.5
 """More drafts survive than at 0.25, 1 or 2, and the errors are within 4 % of the least (docs/codec.md)."""
@@ -76,10 +77,11 @@ class Engine(Protocol):
         shape: PageShape,
         base: int,
         wide: bool,
-        table: NDArray[np.float32],
+        coarse: NDArray[np.float32],
+        full: NDArray[np.float32],
         out: NDArray[Any],
     ) -> None:
-        """Read the coded tokens. `table` has 16 entries without residual and 256 with it."""
+        """Read the coded tokens: `coarse` [16] is for the anchor alone, `full` [256] for both streams."""
 
     def encode_affine(self, page: NDArray[Any], shape: PageShape, out: NDArray[np.uint8], base: int, bits: int) -> bool:
         """Write metadata and codes of 4 or 8 bits of the coded tokens, at least one; true if the page escaped."""
@@ -90,15 +92,43 @@ class Engine(Protocol):
     ) -> None:
         """Read the coded tokens."""
 
+    def encode_codes(
+        self, page: NDArray[Any], shape: PageShape, chunk: int, out: NDArray[np.uint8], base: int
+    ) -> tuple[NDArray[np.uint8], bool]:
+        """Write metadata of the coded tokens, at least one; returns codes [token, channel], and if the page escaped."""
+        ...
 
-class _PageCodec(Codec):
-    """What the four share: checks, buffers, raw tokens and the header."""
+    def decode_codes(
+        self,
+        data: NDArray[np.uint8],
+        codes: NDArray[np.uint8],
+        shape: PageShape,
+        chunk: int,
+        base: int,
+        wide: bool,
+        tables: NDArray[np.float32],
+        out: NDArray[Any],
+    ) -> None:
+        """Write values: `tables` [2, 256] has the position of each code, of ordinary tokens and of fine ones."""
+
+    def pack(self, codes: NDArray[np.uint8], shape: PageShape, shift: int, bits: int, out: NDArray[np.uint8]) -> None:
+        """Write the `bits` bits above bit `shift` of codes [token, channel] as rows of planes."""
+
+    def unpack(
+        self, data: NDArray[np.uint8], shape: PageShape, shift: int, bits: int, codes: NDArray[np.uint8]
+    ) -> None:
+        """Inverse of `pack`; sets bits in codes that have none of these."""
+
+
+class PageCodec(Codec):
+    """What the codecs share: checks, buffers, raw tokens and the header."""
 
     codec_id: int
     header_bytes = HEADER_BYTES
     _has_escape = True
+    _chunk = CHUNK_TOKENS
     _alpha = 0.0
-    _centroids = b""
+    _tail = b""
 
     def __init__(self, load_engine: Callable[[], Engine]) -> None:
         self._load_engine = load_engine
@@ -130,7 +160,7 @@ class _PageCodec(Codec):
         return arrays
 
     def _header(self, shape: PageShape) -> bytes:
-        return header_template(self.codec_id, shape, self._alpha, self._centroids)
+        return header_template(self.codec_id, shape, self._chunk, self._alpha, self._tail)
 
     def _parse(self, streams: Sequence[memoryview], shape: PageShape) -> tuple[PageHeader, list[NDArray[np.uint8]]]:
         """Checked header and byte arrays of the streams; the header decides which of two sizes they must have."""
@@ -178,7 +208,7 @@ def _bytes_of(view: memoryview, name: str) -> NDArray[np.uint8]:
         raise CodecError(f"buffer for stream {name} is not contiguous") from error
 
 
-class LynxCodec(_PageCodec):
+class LynxCodec(PageCodec):
     """Lynx, Algorithm 1 with its errata: a 4-bit anchor and a 4-bit residual on a logarithmic scale per chunk."""
 
     name = "lynx"
@@ -190,14 +220,13 @@ class LynxCodec(_PageCodec):
         super().__init__(load_engine)
         self._tables = lynx_tables(float(alpha))
         self._alpha = self._tables.alpha
-        self._centroids = self._tables.centroids.astype("<f2").tobytes()
+        self._tail = self._tables.centroids.astype("<f2").tobytes()
 
     def params(self) -> dict[str, Any]:
         return {"alpha": self._alpha}
 
     def stream_bytes(self, shape: PageShape, *, wide: bool = False) -> tuple[int, ...]:
-        sections = Sections.of(shape, self.header_bytes, 4, wide)
-        return (sections.end, shape.coded_tokens * sections.row)
+        return Sections.of(shape, self.header_bytes, (4, 4), wide).stream_bytes(shape)
 
     def encode(self, page: NDArray[Any], shape: PageShape, outs: Sequence[memoryview]) -> tuple[int, ...]:
         self.check_page(page, shape)
@@ -216,11 +245,11 @@ class LynxCodec(_PageCodec):
         residual = arrays[1] if len(arrays) > 1 else None
         self._decode_raw(anchor, header.raw_float16, shape, out)
         if shape.coded_tokens:
-            table = header.centroids if residual is None else self._tables.full
-            self._engine.decode_lynx(anchor, residual, shape, self.header_bytes, header.wide, table, out)
+            coarse, full = read_table(header.tail, -1.0, 1.0), self._tables.full
+            self._engine.decode_lynx(anchor, residual, shape, self.header_bytes, header.wide, coarse, full, out)
 
 
-class AffineCodec(_PageCodec):
+class AffineCodec(PageCodec):
     """Asymmetric integers of `bits` bits per channel and chunk of 32 tokens: minimum and range."""
 
     stream_names = ("anchor",)
@@ -232,7 +261,7 @@ class AffineCodec(_PageCodec):
         self.codec_id = {8: INT8_ID, 4: INT4_ID}[bits]
 
     def stream_bytes(self, shape: PageShape, *, wide: bool = False) -> tuple[int, ...]:
-        return (Sections.of(shape, self.header_bytes, self._bits, wide).end,)
+        return (Sections.of(shape, self.header_bytes, (self._bits,), wide).end,)
 
     def encode(self, page: NDArray[Any], shape: PageShape, outs: Sequence[memoryview]) -> tuple[int, ...]:
         self.check_page(page, shape)
@@ -252,7 +281,7 @@ class AffineCodec(_PageCodec):
             self._engine.decode_affine(data, shape, self.header_bytes, header.wide, self._bits, out)
 
 
-class Bfloat16Codec(_PageCodec):
+class Bfloat16Codec(PageCodec):
     """Every token as a 16-bit float: bfloat16, or float16 if that is what the page holds."""
 
     name = "bf16"

@@ -10,9 +10,9 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from lynx_codec import kernels
-from lynx_codec.base import PageShape
+from lynx_codec.base import CHUNK_TOKENS, PageShape
 from lynx_codec.errors import CodecError
-from lynx_codec.layout import BF16_ID, HEADER_BYTES, INT8_ID, LYNX_HEADER_BYTES, LYNX_ID
+from lynx_codec.layout import BF16_ID, HEADER_BYTES, INT8_ID, LYNX_HEADER_BYTES, LYNX_ID, NESTED_ID
 from lynx_codec.reference import check_finite, widen
 from lynx_codec.tables import LynxTables, lynx_tables
 
@@ -55,7 +55,14 @@ class CompiledEngine:
         self.load_raw(anchor[:8], False, shape, 0, 2, page)
         if codec_id == LYNX_ID:
             self.encode_lynx(page, shape, anchor, residual, LYNX_HEADER_BYTES, tables)
-            self.decode_lynx(anchor, residual, shape, LYNX_HEADER_BYTES, False, tables.full, page)
+            coarse = tables.centroids.astype(np.float32)
+            self.decode_lynx(anchor, residual, shape, LYNX_HEADER_BYTES, False, coarse, tables.full, page)
+        elif codec_id == NESTED_ID:
+            codes, _ = self.encode_codes(page, shape, CHUNK_TOKENS, anchor, HEADER_BYTES)
+            self.pack(codes, shape, 4, 4, residual[:2])
+            self.unpack(residual[:2], shape, 4, 4, codes)
+            tables_of_codes = np.zeros((2, 256), dtype=np.float32)
+            self.decode_codes(anchor, codes, shape, CHUNK_TOKENS, HEADER_BYTES, False, tables_of_codes, page)
         elif codec_id != BF16_ID:
             bits = 8 if codec_id == INT8_ID else 4
             self.encode_affine(page, shape, anchor, HEADER_BYTES, bits)
@@ -89,7 +96,8 @@ class CompiledEngine:
         first, stop = shape.raw_head, shape.tokens - shape.raw_tail
         at = base + 2 * (shape.raw_head + shape.raw_tail) * shape.channels
         kind = _KINDS[page.dtype.char]
-        result = kernels.encode_lynx(src, strides, dims, kind, first, stop, tables.cells, anchor, at, residual)
+        split = stop - shape.fine_tail
+        result = kernels.encode_lynx(src, strides, dims, kind, first, split, stop, tables.cells, anchor, at, residual)
         if result == kernels.NOT_FINITE:
             _raise_not_finite(page, shape, first, stop)
         return bool(result)
@@ -101,7 +109,8 @@ class CompiledEngine:
         shape: PageShape,
         base: int,
         wide: bool,
-        table: NDArray[np.float32],
+        coarse: NDArray[np.float32],
+        full: NDArray[np.float32],
         out: NDArray[Any],
     ) -> None:
         first, stop = shape.raw_head, shape.tokens - shape.raw_tail
@@ -117,8 +126,9 @@ class CompiledEngine:
                 dims,
                 wide,
                 first,
+                stop - shape.fine_tail,
                 stop,
-                _read_only(table),
+                _read_only(np.concatenate([coarse, full])),
                 dst,
                 strides,
                 _KINDS[out.dtype.char],
@@ -144,6 +154,50 @@ class CompiledEngine:
             kind = _KINDS[out.dtype.char]
             status = kernels.decode_affine(_read_only(data), at, bits == 8, dims, wide, first, stop, dst, strides, kind)
         _check_status(status)
+
+    def encode_codes(
+        self, page: NDArray[Any], shape: PageShape, chunk: int, out: NDArray[np.uint8], base: int
+    ) -> tuple[NDArray[np.uint8], bool]:
+        src, strides, dims = _source(page, shape, pair=1)
+        first, stop = shape.raw_head, shape.tokens - shape.raw_tail
+        at = base + 2 * (shape.raw_head + shape.raw_tail) * shape.channels
+        codes = np.empty((shape.coded_tokens, shape.channels), dtype=np.uint8)
+        kind = _KINDS[page.dtype.char]
+        result = kernels.encode_codes(src, strides, dims, kind, first, stop, chunk, out, at, codes.reshape(-1))
+        if result == kernels.NOT_FINITE:
+            _raise_not_finite(page, shape, first, stop)
+        return codes, bool(result)
+
+    def decode_codes(
+        self,
+        data: NDArray[np.uint8],
+        codes: NDArray[np.uint8],
+        shape: PageShape,
+        chunk: int,
+        base: int,
+        wide: bool,
+        tables: NDArray[np.float32],
+        out: NDArray[Any],
+    ) -> None:
+        first, stop = shape.raw_head, shape.tokens - shape.raw_tail
+        split = stop - shape.fine_tail
+        at = base + 2 * (shape.raw_head + shape.raw_tail) * shape.channels
+        flat_codes, flat_tables = _read_only(codes.reshape(-1)), _read_only(tables.reshape(-1))
+        with _Target(out, shape, pair=1) as (dst, strides, dims):
+            kind = _KINDS[out.dtype.char]
+            where = (dims, wide, first, split, stop, chunk)
+            status = kernels.decode_codes(_read_only(data), at, *where, flat_codes, flat_tables, dst, strides, kind)
+        _check_status(status)
+
+    def pack(self, codes: NDArray[np.uint8], shape: PageShape, shift: int, bits: int, out: NDArray[np.uint8]) -> None:
+        flat = _read_only(codes.reshape(-1))
+        kernels.pack_codes(flat, len(codes), shape.heads, shape.head_size, shift, bits, out)
+
+    def unpack(
+        self, data: NDArray[np.uint8], shape: PageShape, shift: int, bits: int, codes: NDArray[np.uint8]
+    ) -> None:
+        flat = codes.reshape(-1)
+        kernels.unpack_codes(_read_only(data), len(codes), shape.heads, shape.head_size, shift, bits, flat)
 
 
 def _flat(page: NDArray[Any], shape: PageShape, pair: int) -> tuple[NDArray[Any], Strides, Strides]:

@@ -36,11 +36,15 @@ __all__ = [
     "FLOAT32",
     "NOT_FINITE",
     "decode_affine",
+    "decode_codes",
     "decode_lynx",
     "encode_affine",
+    "encode_codes",
     "encode_lynx",
     "load_raw",
+    "pack_codes",
     "store_raw",
+    "unpack_codes",
 ]
 
 FLOAT32, BFLOAT16, FLOAT16 = 0, 1, 2
@@ -267,14 +271,14 @@ def _widen(half, float16):
 
 
 @compiled
-def _chunk_count(first, stop):
-    return (stop - 1) // CHUNK - first // CHUNK + 1
+def _chunk_count(first, stop, chunk):
+    return (stop - 1) // chunk - first // chunk + 1
 
 
 @compiled
-def _chunk_bounds(first, stop, k):
-    cut = (first // CHUNK + k) * CHUNK
-    return max(first, cut), min(stop, cut + CHUNK)
+def _chunk_bounds(first, stop, chunk, k):
+    cut = (first // chunk + k) * chunk
+    return max(first, cut), min(stop, cut + chunk)
 
 
 @compiled
@@ -288,7 +292,7 @@ def _statistics(src, strides, shape, padded, kind, first, stop, least, most, mea
     pivot = np.empty(width, np.float32)
     total = np.empty(width, np.float32)
     for k in range(len(least)):
-        start, end = _chunk_bounds(first, stop, k)
+        start, end = _chunk_bounds(first, stop, CHUNK, k)
         low, high, centre = least[k], most[k], mean[k]
         _load_row(src, start * token_stride, head_stride, heads, size, padded, kind, bits)
         for c in range(width):
@@ -312,6 +316,36 @@ def _statistics(src, strides, shape, padded, kind, first, stop, least, most, mea
         if not good:
             return False
     return True
+
+
+@compiled
+def _extremes(src, strides, shape, kind, first, stop, chunk, least, most):
+    """Minimum and maximum [chunks, width] of the coded tokens; false if a value is out of bounds."""
+    token_stride, head_stride = strides
+    heads, size = shape
+    width = heads * size
+    bits = np.empty(width, np.uint32)
+    row = bits.view(np.float32)
+    largest = np.zeros(width, np.uint32)
+    for k in range(len(least)):
+        start, end = _chunk_bounds(first, stop, chunk, k)
+        low, high = least[k], most[k]
+        _load_row(src, start * token_stride, head_stride, heads, size, size, kind, bits)
+        for c in range(width):
+            low[c] = row[c]
+            high[c] = row[c]
+            largest[c] = max(largest[c], np.uint32(bits[c] & MAGNITUDE))
+        for t in range(start + 1, end):
+            _load_row(src, t * token_stride, head_stride, heads, size, size, kind, bits)
+            for c in range(width):
+                x = row[c]
+                low[c] = x if x < low[c] else low[c]
+                high[c] = x if x > high[c] else high[c]
+                largest[c] = max(largest[c], np.uint32(bits[c] & MAGNITUDE))
+    good = True
+    for c in range(width):
+        good &= largest[c] <= np.uint32(0x7E800000)
+    return good
 
 
 @compiled
@@ -360,7 +394,7 @@ def _lynx_fields(least, most, mean, low, step, inverse, top, first, stop, first_
     """Codes of mu and sigma, as float32 whole numbers; true if the page should escape."""
     escape = False
     for k in range(len(least)):
-        start, end = _chunk_bounds(first, stop, k)
+        start, end = _chunk_bounds(first, stop, CHUNK, k)
         counts = end - start >= limits.ESCAPE_TOKENS
         for c in range(len(low)):
             code = _clamp(np.float32(np.floor((mean[k, c] - low[c]) * inverse[c] + F_HALF)), top)
@@ -376,11 +410,11 @@ def _lynx_fields(least, most, mean, low, step, inverse, top, first, stop, first_
 
 
 @compiled
-def _affine_fields(least, most, low, step, inverse, top, first, stop, first_code, second_code):
+def _affine_fields(least, most, low, step, inverse, top, first, stop, chunk, first_code, second_code):
     """Codes of the chunk minimum and range, as float32 whole numbers; true if the page should escape."""
     escape = False
     for k in range(len(least)):
-        start, end = _chunk_bounds(first, stop, k)
+        start, end = _chunk_bounds(first, stop, chunk, k)
         counts = end - start >= limits.ESCAPE_TOKENS
         for c in range(len(low)):
             code = _clamp(np.float32(np.floor((least[k, c] - low[c]) * inverse[c])), top)
@@ -481,13 +515,16 @@ def _read_chunk(data, at, k, chunks, shape, padded, wide, low, step, place, leng
 
 
 @compiled
-def encode_lynx(src, strides, shape, kind, first, stop, cells, anchor, at, residual):
-    """Metadata and nibbles of the coded tokens; NARROW, WIDE or NOT_FINITE."""
+def encode_lynx(src, strides, shape, kind, first, split, stop, cells, anchor, at, residual):
+    """Metadata and nibbles of the coded tokens; NARROW, WIDE or NOT_FINITE.
+
+    From token `split` on, residual rows lie in the anchor, behind its own rows.
+    """
     token_stride, head_stride = strides
     heads, size = shape
     padded = size + (size & 1)
     width = heads * padded
-    chunks = _chunk_count(first, stop)
+    chunks = _chunk_count(first, stop, CHUNK)
     least = np.empty((chunks, width), np.float32)
     most = np.empty((chunks, width), np.float32)
     mean = np.empty((chunks, width), np.float32)
@@ -524,7 +561,7 @@ def encode_lynx(src, strides, shape, kind, first, stop, cells, anchor, at, resid
             sigma = step[c] * sigma_code[k, c]
             divisor = sigma if sigma != F_ZERO else F_UNIT
             per_unit[c] = F_UNIT / divisor if sigma != F_ZERO else F_ZERO
-        start, end = _chunk_bounds(first, stop, k)
+        start, end = _chunk_bounds(first, stop, CHUNK, k)
         for t in range(start, end):
             _load_row(src, t * token_stride, head_stride, heads, size, padded, kind, bits)
             for c in range(width):
@@ -542,7 +579,8 @@ def encode_lynx(src, strides, shape, kind, first, stop, cells, anchor, at, resid
                 codes[c] = ((level >> 4) ^ sign[c]) | ((np.int32(7) - level) << 4)
             begin = (t - first) * half
             coarse = window(anchor, at + begin, half)
-            fine = window(residual, begin, half)
+            early = at + (stop - first + t - split) * half
+            fine = window(residual, begin, half) if t < split else window(anchor, early, half)
             for j in range(half):
                 pair = np.uint32(pairs[j])
                 coarse[j] = (pair & np.uint32(15)) | ((pair >> np.uint32(4)) & np.uint32(0xF0))
@@ -551,16 +589,17 @@ def encode_lynx(src, strides, shape, kind, first, stop, cells, anchor, at, resid
 
 
 @compiled
-def decode_lynx(anchor, at, residual, refine, shape, wide, first, stop, table, dst, strides, kind):
+def decode_lynx(anchor, at, residual, refine, shape, wide, first, split, stop, tables, dst, strides, kind):
     """Coded tokens from the anchor, and from the residual too if `refine`; 0 or BAD_PAGE_FIELD.
 
+    `tables` holds 16 values for the anchor alone, then 256 for both; from token `split` on, both are in the anchor.
     Float32 rows that lie in one piece are made in place.
     """
     token_stride, head_stride = strides
     heads, size = shape
     padded = size + (size & 1)
     width = heads * padded
-    chunks = _chunk_count(first, stop)
+    chunks = _chunk_count(first, stop, CHUNK)
     low = np.empty(width, np.float32)
     step = np.empty(width, np.float32)
     inverse = np.empty(width, np.float32)
@@ -580,12 +619,15 @@ def decode_lynx(anchor, at, residual, refine, shape, wide, first, stop, table, d
     half = width // 2
     for k in range(chunks):
         _read_chunk(anchor, fields, k, chunks, shape, padded, wide, low, step, mu, sigma)
-        start, end = _chunk_bounds(first, stop, k)
+        start, end = _chunk_bounds(first, stop, CHUNK, k)
         for t in range(start, end):
             begin = (t - first) * half
             coarse = window(anchor, at + begin, half)
-            if refine:
-                fine = window(residual, begin, half)
+            table = window(tables, 0, 16)
+            if refine or t >= split:
+                table = window(tables, 16, 256)
+                early = at + (stop - first + t - split) * half
+                fine = window(residual, begin, half) if t < split else window(anchor, early, half)
                 for j in range(half):
                     a = np.uint32(coarse[j])
                     r = np.uint32(fine[j])
@@ -617,7 +659,7 @@ def encode_affine(src, strides, shape, kind, first, stop, eight, out, at):
     heads, size = shape
     padded = size if eight else size + (size & 1)
     width = heads * padded
-    chunks = _chunk_count(first, stop)
+    chunks = _chunk_count(first, stop, CHUNK)
     least = np.empty((chunks, width), np.float32)
     most = np.empty((chunks, width), np.float32)
     mean = np.empty((chunks, width), np.float32)
@@ -631,10 +673,10 @@ def encode_affine(src, strides, shape, kind, first, stop, eight, out, at):
     _page_grid(least, most, low_bits, scale_bits, low, step, inverse)
     low_code = np.empty((chunks, width), np.float32)
     range_code = np.empty((chunks, width), np.float32)
-    wide = _affine_fields(least, most, low, step, inverse, L_NARROW, first, stop, low_code, range_code)
+    wide = _affine_fields(least, most, low, step, inverse, L_NARROW, first, stop, CHUNK, low_code, range_code)
     if wide:
         _grid(scale_bits, L_WIDE, step, inverse)
-        _affine_fields(least, most, low, step, inverse, L_WIDE, first, stop, low_code, range_code)
+        _affine_fields(least, most, low, step, inverse, L_WIDE, first, stop, CHUNK, low_code, range_code)
     at = _write_fields(out, at, shape, padded, low_bits, scale_bits, low_code, range_code, wide)
 
     bits = np.zeros(width, np.uint32)
@@ -650,7 +692,7 @@ def encode_affine(src, strides, shape, kind, first, stop, eight, out, at):
             length = step[c] * range_code[k, c]
             divisor = length if length != F_ZERO else top
             per_unit[c] = top / divisor if length != F_ZERO else F_ZERO
-        start, end = _chunk_bounds(first, stop, k)
+        start, end = _chunk_bounds(first, stop, CHUNK, k)
         for t in range(start, end):
             _load_row(src, t * token_stride, head_stride, heads, size, padded, kind, bits)
             begin = at + (t - first) * bytes_per_row
@@ -677,7 +719,7 @@ def decode_affine(data, at, eight, shape, wide, first, stop, dst, strides, kind)
     heads, size = shape
     padded = size if eight else size + (size & 1)
     width = heads * padded
-    chunks = _chunk_count(first, stop)
+    chunks = _chunk_count(first, stop, CHUNK)
     low = np.empty(width, np.float32)
     step = np.empty(width, np.float32)
     inverse = np.empty(width, np.float32)
@@ -699,7 +741,7 @@ def decode_affine(data, at, eight, shape, wide, first, stop, dst, strides, kind)
         _read_chunk(data, fields, k, chunks, shape, padded, wide, low, step, base, delta)
         for c in range(width):
             delta[c] = delta[c] / top
-        start, end = _chunk_bounds(first, stop, k)
+        start, end = _chunk_bounds(first, stop, CHUNK, k)
         for t in range(start, end):
             begin = at + (t - first) * bytes_per_row
             part = window(data, begin, bytes_per_row)
@@ -718,3 +760,196 @@ def decode_affine(data, at, eight, shape, wide, first, stop, dst, strides, kind)
             if not direct:
                 _store_row(bits, dst, t * token_stride, head_stride, heads, size, padded, kind)
     return 0
+
+
+# --- nested ----------------------------------------------------------------------------------------------------------
+
+
+@compiled
+def encode_codes(src, strides, shape, kind, first, stop, chunk, out, at, codes):
+    """Metadata into `out`, 8-bit codes [coded token][channel] into `codes`; NARROW, WIDE or NOT_FINITE."""
+    token_stride, head_stride = strides
+    heads, size = shape
+    width = heads * size
+    chunks = _chunk_count(first, stop, chunk)
+    least = np.empty((chunks, width), np.float32)
+    most = np.empty((chunks, width), np.float32)
+    if not _extremes(src, strides, shape, kind, first, stop, chunk, least, most):
+        return NOT_FINITE
+    low_bits = np.empty(width, np.uint16)
+    scale_bits = np.empty(width, np.uint16)
+    low = np.empty(width, np.float32)
+    step = np.empty(width, np.float32)
+    inverse = np.empty(width, np.float32)
+    _page_grid(least, most, low_bits, scale_bits, low, step, inverse)
+    low_code = np.empty((chunks, width), np.float32)
+    range_code = np.empty((chunks, width), np.float32)
+    wide = _affine_fields(least, most, low, step, inverse, L_NARROW, first, stop, chunk, low_code, range_code)
+    if wide:
+        _grid(scale_bits, L_WIDE, step, inverse)
+        _affine_fields(least, most, low, step, inverse, L_WIDE, first, stop, chunk, low_code, range_code)
+    _write_fields(out, at, shape, size, low_bits, scale_bits, low_code, range_code, wide)
+
+    bits = np.empty(width, np.uint32)
+    row = bits.view(np.float32)
+    base = np.empty(width, np.float32)
+    per_unit = np.empty(width, np.float32)
+    for k in range(chunks):
+        for c in range(width):
+            base[c] = low[c] + step[c] * low_code[k, c]
+            length = step[c] * range_code[k, c]
+            divisor = length if length != F_ZERO else L_NARROW
+            per_unit[c] = L_NARROW / divisor if length != F_ZERO else F_ZERO
+        start, end = _chunk_bounds(first, stop, chunk, k)
+        for t in range(start, end):
+            _load_row(src, t * token_stride, head_stride, heads, size, size, kind, bits)
+            into = window(codes, (t - first) * width, width)
+            for c in range(width):
+                into[c] = np.int32(_clamp((row[c] - base[c]) * per_unit[c] + F_HALF, L_NARROW))
+    return WIDE if wide else NARROW
+
+
+@compiled
+def decode_codes(data, at, shape, wide, first, split, stop, chunk, codes, tables, dst, strides, kind):
+    """Coded tokens from codes [coded token][channel]; 0 or BAD_PAGE_FIELD.
+
+    `tables` holds the position of each of the 256 codes twice: for tokens before `split`, and for those behind.
+    """
+    token_stride, head_stride = strides
+    heads, size = shape
+    width = heads * size
+    chunks = _chunk_count(first, stop, chunk)
+    low = np.empty(width, np.float32)
+    step = np.empty(width, np.float32)
+    inverse = np.empty(width, np.float32)
+    scale_bits = np.empty(width, np.uint16)
+    if not _read_page(data, at, shape, size, low, scale_bits):
+        return BAD_PAGE_FIELD
+    _grid(scale_bits, L_WIDE if wide else L_NARROW, step, inverse)
+    fields = at + 4 * width
+
+    direct = kind == FLOAT32 and heads == 1
+    scratch = np.empty(width, np.uint32)
+    base = np.empty(width, np.float32)
+    delta = np.empty(width, np.float32)
+    for k in range(chunks):
+        _read_chunk(data, fields, k, chunks, shape, size, wide, low, step, base, delta)
+        for c in range(width):
+            delta[c] = delta[c] / L_NARROW
+        start, end = _chunk_bounds(first, stop, chunk, k)
+        for t in range(start, end):
+            part = window(codes, (t - first) * width, width)
+            table = window(tables, 0, 256) if t < split else window(tables, 256, 256)
+            bits = window(dst[0], t * token_stride, width) if direct else scratch
+            row = bits.view(np.float32)
+            for c in range(width):
+                row[c] = table[part[c]]
+            for c in range(width):
+                row[c] = base[c] + delta[c] * row[c]
+            if not direct:
+                _store_row(bits, dst, t * token_stride, head_stride, heads, size, size, kind)
+    return 0
+
+
+@compiled
+def pack_codes(codes, rows, heads, size, shift, bits, out):
+    """The `bits` bits above bit `shift` of each code [row][channel], plane by plane, into rows of `out`."""
+    at = 0
+    for t in range(rows):
+        left = bits
+        for width in (8, 4, 2, 1):
+            if left < width:
+                continue
+            left -= width
+            for h in range(heads):
+                part = window(codes, (t * heads + h) * size, size)
+                at += _pack_head(part, size, shift + left, width, out, at)
+
+
+@compiled
+def _pack_head(part, size, shift, width, out, at):
+    """One plane of one head; the bytes written."""
+    per = 8 // width
+    whole = size // per
+    into = window(out, at, -(-size // per))
+    if width == 8:
+        for j in range(size):
+            into[j] = part[j]
+    elif width == 4:
+        pairs = window(part, 0, 2 * whole).view(np.uint16)
+        for j in range(whole):
+            v = np.uint32((np.uint32(pairs[j]) >> np.uint32(shift)) & np.uint32(0x0F0F))
+            into[j] = v | (v >> np.uint32(4))
+    elif width == 2:
+        quads = window(part, 0, 4 * whole).view(np.uint32)
+        for j in range(whole):
+            v = np.uint32((quads[j] >> np.uint32(shift)) & np.uint32(0x03030303))
+            v = np.uint32(v | (v >> np.uint32(6)))
+            into[j] = v | (v >> np.uint32(12))
+    else:
+        octets = window(part, 0, 8 * whole).view(np.uint64)
+        for j in range(whole):
+            v = (octets[j] >> np.uint64(shift)) & np.uint64(0x0101010101010101)
+            v = v | (v >> np.uint64(7))
+            v = v | (v >> np.uint64(14))
+            into[j] = v | (v >> np.uint64(28))
+    if whole < len(into):
+        last = np.uint32(0)
+        for i in range(size - whole * per):
+            code = np.uint32(part[whole * per + i]) >> np.uint32(shift)
+            last |= np.uint32((code & np.uint32((1 << width) - 1)) << np.uint32(i * width))
+        into[whole] = last
+    return len(into)
+
+
+@compiled
+def unpack_codes(data, rows, heads, size, shift, bits, codes):
+    """Inverse of `pack_codes`: sets these bits in codes that have none of them."""
+    at = 0
+    for t in range(rows):
+        left = bits
+        for width in (8, 4, 2, 1):
+            if left < width:
+                continue
+            left -= width
+            for h in range(heads):
+                part = window(codes, (t * heads + h) * size, size)
+                at += _unpack_head(data, at, size, shift + left, width, part)
+
+
+@compiled
+def _unpack_head(data, at, size, shift, width, part):
+    """One plane of one head; the bytes read."""
+    per = 8 // width
+    whole = size // per
+    source = window(data, at, -(-size // per))
+    if width == 8:
+        for j in range(size):
+            part[j] = source[j]
+    elif width == 4:
+        pairs = window(part, 0, 2 * whole).view(np.uint16)
+        for j in range(whole):
+            a = np.uint32(source[j])
+            v = np.uint32((a | (a << np.uint32(4))) & np.uint32(0x0F0F))
+            pairs[j] |= v << np.uint32(shift)
+    elif width == 2:
+        quads = window(part, 0, 4 * whole).view(np.uint32)
+        for j in range(whole):
+            a = np.uint32(source[j])
+            a = np.uint32((a | (a << np.uint32(12))) & np.uint32(0x000F000F))
+            a = np.uint32((a | (a << np.uint32(6))) & np.uint32(0x03030303))
+            quads[j] |= np.uint32(a << np.uint32(shift))
+    else:
+        octets = window(part, 0, 8 * whole).view(np.uint64)
+        for j in range(whole):
+            a = np.uint64(source[j])
+            a = (a | (a << np.uint64(28))) & np.uint64(0x0000000F0000000F)
+            a = (a | (a << np.uint64(14))) & np.uint64(0x0003000300030003)
+            a = (a | (a << np.uint64(7))) & np.uint64(0x0101010101010101)
+            octets[j] |= a << np.uint64(shift)
+    if whole < len(source):
+        last = np.uint32(source[whole])
+        for i in range(size - whole * per):
+            code = np.uint32((last >> np.uint32(i * width)) & np.uint32((1 << width) - 1))
+            part[whole * per + i] |= code << np.uint32(shift)
+    return len(source)

@@ -31,31 +31,34 @@ __all__ = [
     "INT8_ID",
     "LYNX_HEADER_BYTES",
     "LYNX_ID",
+    "NESTED_ID",
     "VERSION",
     "PageHeader",
     "Sections",
     "chunk_spans",
     "header_template",
+    "planes",
     "read_header",
+    "read_table",
     "row_bytes",
     "write_header",
 ]
 
 MAGIC = b"LyxP"
-VERSION = 1
+VERSION = 2
 FLAG_WIDE = 1
 """Chunk metadata are 16-bit fields."""
 
 BFLOAT16_RAW = 0
 FLOAT16_RAW = 1
 
-BF16_ID, LYNX_ID, INT8_ID, INT4_ID = 0, 1, 2, 3
+BF16_ID, LYNX_ID, INT8_ID, INT4_ID, NESTED_ID = 0, 1, 2, 3, 4
 """The codecs, as the header names them."""
 
 HEADER_BYTES = 32
 LYNX_HEADER_BYTES = 64
 
-_HEADER = struct.Struct("<4sBBBBHHHHHHf8s")
+_HEADER = struct.Struct("<4sBBBBHHHHHHfH6s")
 _FIELDS = (
     "magic",
     "version",
@@ -69,6 +72,7 @@ _FIELDS = (
     "raw_tail",
     "chunk",
     "alpha",
+    "fine_tail",
     "reserved",
 )
 _RAW_AT, _FLAGS_AT, _DIMS_AT = 6, 7, 8
@@ -81,29 +85,35 @@ class PageHeader:
     Attributes:
         wide: the page escaped to 16-bit chunk metadata.
         raw_float16: raw tokens are float16; otherwise they are bfloat16.
-        centroids: float32 [16], anchor value of each nibble; empty for codecs without an anchor table.
+        tail: what the codec itself has put behind the common fields.
     """
 
     wide: bool
     raw_float16: bool
-    centroids: NDArray[np.float32]
+    tail: bytes
+
+
+@lru_cache(maxsize=16)
+def planes(bits: int) -> tuple[int, ...]:
+    """Widths of the bit planes that make up codes of `bits` bits, upper bits first: whole bytes, or 4, 2 and 1."""
+    return (8,) if bits == 8 else tuple(width for width in (4, 2, 1) if bits & width)
 
 
 def row_bytes(heads: int, head_size: int, bits: int) -> int:
-    """Bytes of one token: nibbles are paired inside a head, so an odd head size is padded by one nibble."""
-    return heads * (head_size if bits == 8 else (head_size + 1) // 2)
+    """Bytes of one token: one plane after another, in each of them every head filled up to whole bytes."""
+    return heads * sum(-(-head_size * width // 8) for width in planes(bits))
 
 
-def chunk_spans(shape: PageShape) -> list[tuple[int, int]]:
+def chunk_spans(shape: PageShape, chunk: int = CHUNK_TOKENS) -> list[tuple[int, int]]:
     """Token ranges [start, stop) of the chunks of a page.
 
-    Chunks are cut at multiples of CHUNK_TOKENS from the start of the page; raw tokens are left out, so the first and
+    Chunks are cut at multiples of `chunk` from the start of the page; raw tokens are left out, so the first and
     the last chunk may be shorter.
     """
     start, stop = shape.raw_head, shape.tokens - shape.raw_tail
     spans = []
     while start < stop:
-        end = min((start // CHUNK_TOKENS + 1) * CHUNK_TOKENS, stop)
+        end = min((start // chunk + 1) * chunk, stop)
         spans.append((start, end))
         start = end
     return spans
@@ -119,10 +129,11 @@ class Sections:
         page_scale: bfloat16 range of each channel.
         chunk_low: first field of each chunk, [chunk][channel], 1 or 2 bytes.
         chunk_scale: second field of each chunk, likewise.
-        data: packed codes, [token][row_bytes].
+        data: packed codes, [coded token][row].
+        fine: rows of the later streams of the fine tokens, stream by stream, [fine token][row of that stream].
         end: total bytes.
         chunks: number of chunks.
-        row: bytes of one token in `data`.
+        rows: bytes of one token in each stream.
         meta: bytes of one chunk field.
     """
 
@@ -132,28 +143,28 @@ class Sections:
     chunk_low: int
     chunk_scale: int
     data: int
+    fine: int
     end: int
     chunks: int
-    row: int
+    rows: tuple[int, ...]
     meta: int
 
     @staticmethod
     @lru_cache(maxsize=4096)
-    def of(shape: PageShape, header_bytes: int, bits: int, wide: bool) -> Sections:
-        """Sections of a page whose stream 0 keeps `bits` bits a value. A page without coded tokens has no metadata."""
+    def of(
+        shape: PageShape, header_bytes: int, widths: tuple[int, ...], wide: bool, chunk: int = CHUNK_TOKENS
+    ) -> Sections:
+        """Sections of a page whose streams have codes of `widths` bits. Without coded tokens there are no metadata."""
         coded = shape.coded_tokens
-        if coded:
-            first = shape.raw_head // CHUNK_TOKENS
-            chunks = (shape.raw_head + coded - 1) // CHUNK_TOKENS - first + 1
-        else:
-            chunks = 0
+        chunks = (shape.raw_head + coded - 1) // chunk - shape.raw_head // chunk + 1 if coded else 0
         channels = shape.channels
         meta = 2 if wide else 1
         page = 2 * channels if coded else 0
-        row = row_bytes(shape.heads, shape.head_size, bits)
+        rows = tuple(row_bytes(shape.heads, shape.head_size, bits) for bits in widths)
         low = header_bytes + 2 * (shape.raw_head + shape.raw_tail) * channels
         fields = low + 2 * page
         data = fields + 2 * chunks * channels * meta
+        fine = data + coded * rows[0]
         return Sections(
             raw=header_bytes,
             page_low=low,
@@ -161,18 +172,24 @@ class Sections:
             chunk_low=fields,
             chunk_scale=fields + chunks * channels * meta,
             data=data,
-            end=data + coded * row,
+            fine=fine,
+            end=fine + shape.fine_tail * sum(rows[1:]),
             chunks=chunks,
-            row=row,
+            rows=rows,
             meta=meta,
         )
 
+    def stream_bytes(self, shape: PageShape) -> tuple[int, ...]:
+        """Bytes of each stream."""
+        return (self.end, *((shape.coded_tokens - shape.fine_tail) * row for row in self.rows[1:]))
+
 
 @lru_cache(maxsize=4096)
-def header_template(codec_id: int, shape: PageShape, alpha: float, centroids: bytes) -> bytes:
-    """The header of a page with no flags and bfloat16 raw tokens; `centroids` is the encoded table or empty."""
+def header_template(codec_id: int, shape: PageShape, chunk: int, alpha: float, tail: bytes) -> bytes:
+    """The header of a page with no flags and bfloat16 raw tokens; `tail` is what the codec itself puts behind it."""
     dims = (shape.tokens, shape.heads, shape.head_size, shape.raw_head, shape.raw_tail)
-    return _HEADER.pack(MAGIC, VERSION, codec_id, BFLOAT16_RAW, 0, *dims, CHUNK_TOKENS, alpha, bytes(8)) + centroids
+    first = (MAGIC, VERSION, codec_id, BFLOAT16_RAW, 0)
+    return _HEADER.pack(*first, *dims, chunk, alpha, shape.fine_tail, bytes(6)) + tail
 
 
 def write_header(out: NDArray[np.uint8], template: bytes, *, wide: bool, raw_float16: bool) -> None:
@@ -199,17 +216,17 @@ def read_header(stream: NDArray[np.uint8], template: bytes, *, may_be_wide: bool
         raise CodecError(f"page header: dtype of raw tokens is {raw}, expected 0 (bfloat16) or 1 (float16)")
     if flags & ~FLAG_WIDE or (flags and not may_be_wide):
         raise CodecError(f"page header: unknown flags 0x{flags:02x}")
-    return PageHeader(bool(flags & FLAG_WIDE), raw == FLOAT16_RAW, _centroids(found[HEADER_BYTES:]))
+    return PageHeader(bool(flags & FLAG_WIDE), raw == FLOAT16_RAW, found[HEADER_BYTES:])
 
 
 @lru_cache(maxsize=64)
-def _centroids(table: bytes) -> NDArray[np.float32]:
-    """The anchor table of a header, checked."""
-    centroids = np.frombuffer(table, dtype="<f2").astype(np.float32)
-    if not bool(np.all(np.abs(centroids) <= 1.0)):
-        raise CodecError("page header: centroids outside -1..1")
-    centroids.flags.writeable = False
-    return centroids
+def read_table(table: bytes, least: float, most: float) -> NDArray[np.float32]:
+    """A table of float16 numbers in a header, checked against the range that its numbers may have."""
+    numbers = np.frombuffer(table, dtype="<f2").astype(np.float32)
+    if not bool(np.all((numbers >= least) & (numbers <= most))):
+        raise CodecError(f"page header: centroids outside {least}..{most}")
+    numbers.flags.writeable = False
+    return numbers
 
 
 def _name_difference(found: bytes, template: bytes) -> None:

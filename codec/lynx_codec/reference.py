@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lynx_codec.base import CHUNK_TOKENS
 from lynx_codec.errors import CodecError, NonFiniteError
-from lynx_codec.layout import Sections, chunk_spans
+from lynx_codec.layout import Sections, chunk_spans, planes
 from lynx_codec.limits import (
     ESCAPE_STEPS,
     ESCAPE_TOKENS,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 __all__ = ["ReferenceEngine"]
 
 HALF = np.float32(0.5)
+TOP_CODE = np.float32(255.0)
 
 
 # --- 16-bit floats ---------------------------------------------------------------------------------------------------
@@ -106,7 +108,7 @@ class Statistics:
 
     Attributes:
         low, scale: bfloat16 bits [channels] of page minimum and range (lines 2 and 3); scale 0 marks a flat channel.
-        least, most, mean: float32 [chunks, channels].
+        least, most: float32 [chunks, channels].
         tokens: coded tokens of each chunk, int64 [chunks].
     """
 
@@ -114,7 +116,6 @@ class Statistics:
     scale: U16
     least: F32
     most: F32
-    mean: F32
     tokens: NDArray[np.int64]
 
 
@@ -122,11 +123,10 @@ def statistics(chunks: list[F32]) -> Statistics:
     """Page and chunk statistics of the coded rows, cut into chunks."""
     least = np.stack([chunk.min(axis=0) for chunk in chunks])
     most = np.stack([chunk.max(axis=0) for chunk in chunks])
-    mean = np.stack([chunk_mean(chunk) for chunk in chunks])
     low = bfloat16_below(least.min(axis=0))  # line 2
     scale = bfloat16_above(most.max(axis=0) - widen(low))  # line 3
     scale[widen(scale) < FLAT_SCALE] = 0
-    return Statistics(low, scale, least, most, mean, np.array([len(chunk) for chunk in chunks]))
+    return Statistics(low, scale, least, most, np.array([len(chunk) for chunk in chunks]))
 
 
 def chunk_mean(chunk: F32) -> F32:
@@ -175,9 +175,9 @@ class Grid:
         return np.minimum(np.maximum(codes, np.float32(0.0)), self.top).astype(np.int32)
 
 
-def lynx_fields(stats: Statistics, grid: Grid) -> tuple[I32, I32]:
+def lynx_fields(stats: Statistics, mean: F32, grid: Grid) -> tuple[I32, I32]:
     """Codes of mu (nearest) and sigma (rounded up, from the rounded mu: the closed loop), lines 7 and 8."""
-    mu_code = grid.clamp(np.floor((stats.mean - grid.low) * grid.inverse + HALF))
+    mu_code = grid.clamp(np.floor((mean - grid.low) * grid.inverse + HALF))
     mu = grid.place(mu_code)
     deviation = np.maximum(stats.most - mu, mu - stats.least)
     return mu_code, grid.clamp(np.ceil(deviation * grid.inverse))
@@ -223,6 +223,24 @@ def unpack_nibbles(packed: U8, shape: PageShape) -> I32:
     return flat.reshape(len(packed), shape.channels).astype(np.int32)
 
 
+def pack_plane(codes: U8, width: int) -> U8:
+    """Codes [tokens, heads, size] of `width` bits to bytes [tokens, row]: heads filled up with 0, low bits first."""
+    per = 8 // width
+    padded = np.pad(codes, ((0, 0), (0, 0), (0, -codes.shape[2] % per)))
+    packed = np.zeros((*padded.shape[:2], padded.shape[2] // per), np.uint8)
+    for i in range(per):
+        packed |= padded[..., i::per] << np.uint8(i * width)
+    return packed.reshape(len(codes), -1)
+
+
+def unpack_plane(packed: U8, shape: PageShape, width: int) -> U8:
+    """Inverse of `pack_plane`; what fills a head up is ignored."""
+    parts = packed.reshape(len(packed), shape.heads, -1)
+    shifts = np.arange(0, 8, width, dtype=np.uint8)
+    codes = parts[..., None] >> shifts & np.uint8((1 << width) - 1)
+    return codes.reshape(len(packed), shape.heads, -1)[..., : shape.head_size]
+
+
 # --- the engine ------------------------------------------------------------------------------------------------------
 
 
@@ -252,12 +270,13 @@ class ReferenceEngine:
         chunks = self._chunks(page, shape)
         stats = statistics(chunks)
         grid = Grid.of(stats.low, stats.scale, wide=False)
-        mu_code, sigma_code = lynx_fields(stats, grid)
+        mean = np.stack([chunk_mean(chunk) for chunk in chunks])
+        mu_code, sigma_code = lynx_fields(stats, mean, grid)
         wide = must_escape(stats, grid, sigma_code)
         if wide:
             grid = Grid.of(stats.low, stats.scale, wide=True)
-            mu_code, sigma_code = lynx_fields(stats, grid)
-        sections = Sections.of(shape, base, 4, wide)
+            mu_code, sigma_code = lynx_fields(stats, mean, grid)
+        sections = Sections.of(shape, base, (4, 4), wide)
         self._write_fields(anchor, sections, stats, mu_code, sigma_code)
 
         mu, sigma = grid.place(mu_code), grid.length(sigma_code)
@@ -271,22 +290,38 @@ class ReferenceEngine:
             magnitude = (level + 7) >> 4  # lines 14 and 15
             q_res.append((magnitude << 4) - level)  # lines 16 and 17
             q_anc.append(np.where(centred < 0, -magnitude - 1, magnitude))  # lines 12 and 18
-        anchor[sections.data : sections.end] = pack_nibbles(np.concatenate(q_anc) & 15, shape).reshape(-1)
-        residual[:] = pack_nibbles(np.concatenate(q_res) & 15, shape).reshape(-1)
+        anchor[sections.data : sections.fine] = pack_nibbles(np.concatenate(q_anc) & 15, shape).reshape(-1)
+        rows = pack_nibbles(np.concatenate(q_res) & 15, shape)
+        split = shape.coded_tokens - shape.fine_tail
+        residual[:] = rows[:split].reshape(-1)
+        anchor[sections.fine : sections.end] = rows[split:].reshape(-1)
         return wide
 
     def decode_lynx(
-        self, anchor: U8, residual: U8 | None, shape: PageShape, base: int, wide: bool, table: F32, out: NDArray[Any]
+        self,
+        anchor: U8,
+        residual: U8 | None,
+        shape: PageShape,
+        base: int,
+        wide: bool,
+        coarse: F32,
+        full: F32,
+        out: NDArray[Any],
     ) -> None:
-        sections = Sections.of(shape, base, 4, wide)
+        sections = Sections.of(shape, base, (4, 4), wide)
         grid, mu_code, sigma_code = self._read_fields(anchor, sections, shape, wide)
         mu, sigma = grid.place(mu_code), grid.length(sigma_code)
-        index = unpack_nibbles(anchor[sections.data :].reshape(shape.coded_tokens, sections.row), shape)
-        if residual is not None:
-            index = index << 4 | unpack_nibbles(residual.reshape(shape.coded_tokens, sections.row), shape)
+        split, row = shape.coded_tokens - shape.fine_tail, sections.rows[0]
+        codes = unpack_nibbles(anchor[sections.data : sections.fine].reshape(-1, row), shape)
+        units = coarse[codes]
+        if shape.fine_tail:
+            fine_rows = anchor[sections.fine : sections.end].reshape(-1, row)
+            units[split:] = full[codes[split:] << 4 | unpack_nibbles(fine_rows, shape)]
+        if residual is not None and split:
+            units[:split] = full[codes[:split] << 4 | unpack_nibbles(residual.reshape(-1, row), shape)]
         offset = shape.raw_head
         for i, (start, stop) in enumerate(chunk_spans(shape)):
-            values = mu[i] + sigma[i] * table[index[start - offset : stop - offset]]
+            values = mu[i] + sigma[i] * units[start - offset : stop - offset]
             store(values.reshape(-1, shape.heads, shape.head_size), out[start:stop])
 
     def encode_affine(self, page: NDArray[Any], shape: PageShape, out: U8, base: int, bits: int) -> bool:
@@ -298,7 +333,7 @@ class ReferenceEngine:
         if wide:
             grid = Grid.of(stats.low, stats.scale, wide=True)
             low_code, range_code = affine_fields(stats, grid)
-        sections = Sections.of(shape, base, bits, wide)
+        sections = Sections.of(shape, base, (bits,), wide)
         self._write_fields(out, sections, stats, low_code, range_code)
 
         top = np.float32((1 << bits) - 1)
@@ -315,20 +350,67 @@ class ReferenceEngine:
         return wide
 
     def decode_affine(self, data: U8, shape: PageShape, base: int, wide: bool, bits: int, out: NDArray[Any]) -> None:
-        sections = Sections.of(shape, base, bits, wide)
+        sections = Sections.of(shape, base, (bits,), wide)
         grid, low_code, range_code = self._read_fields(data, sections, shape, wide)
         low, delta = grid.place(low_code), grid.length(range_code) / np.float32((1 << bits) - 1)
-        rows = data[sections.data :].reshape(shape.coded_tokens, sections.row)
+        rows = data[sections.data :].reshape(shape.coded_tokens, sections.rows[0])
         codes = (rows if bits == 8 else unpack_nibbles(rows, shape)).astype(np.float32)
         offset = shape.raw_head
         for i, (start, stop) in enumerate(chunk_spans(shape)):
             values = low[i] + delta[i] * codes[start - offset : stop - offset]
             store(values.reshape(-1, shape.heads, shape.head_size), out[start:stop])
 
+    def encode_codes(self, page: NDArray[Any], shape: PageShape, chunk: int, out: U8, base: int) -> tuple[U8, bool]:
+        chunks = self._chunks(page, shape, chunk)
+        stats = statistics(chunks)
+        grid = Grid.of(stats.low, stats.scale, wide=False)
+        low_code, range_code = affine_fields(stats, grid)
+        wide = must_escape(stats, grid, range_code)
+        if wide:
+            grid = Grid.of(stats.low, stats.scale, wide=True)
+            low_code, range_code = affine_fields(stats, grid)
+        self._write_fields(out, Sections.of(shape, base, (8,), wide, chunk), stats, low_code, range_code)
+        low, length = grid.place(low_code), grid.length(range_code)
+        per_unit = np.zeros_like(length)
+        np.divide(TOP_CODE, length, out=per_unit, where=length != 0)
+        levels = [(rows - low[i]) * per_unit[i] + HALF for i, rows in enumerate(chunks)]
+        codes = np.minimum(np.maximum(np.concatenate(levels), np.float32(0.0)), TOP_CODE).astype(np.uint8)
+        return codes, wide
+
+    def decode_codes(
+        self, data: U8, codes: U8, shape: PageShape, chunk: int, base: int, wide: bool, tables: F32, out: NDArray[Any]
+    ) -> None:
+        sections = Sections.of(shape, base, (8,), wide, chunk)
+        grid, low_code, range_code = self._read_fields(data, sections, shape, wide)
+        low, delta = grid.place(low_code), grid.length(range_code) / TOP_CODE
+        split = shape.coded_tokens - shape.fine_tail
+        positions = np.concatenate([tables[0][codes[:split]], tables[1][codes[split:]]])
+        offset = shape.raw_head
+        for i, (start, stop) in enumerate(chunk_spans(shape, chunk)):
+            values = low[i] + delta[i] * positions[start - offset : stop - offset]
+            store(values.reshape(-1, shape.heads, shape.head_size), out[start:stop])
+
+    def pack(self, codes: U8, shape: PageShape, shift: int, bits: int, out: U8) -> None:
+        heads = codes.reshape(len(codes), shape.heads, shape.head_size)
+        parts = []
+        for width in planes(bits):
+            bits -= width
+            parts.append(pack_plane(heads >> np.uint8(shift + bits) & np.uint8((1 << width) - 1), width))
+        out[:] = np.concatenate(parts, axis=1).reshape(-1)
+
+    def unpack(self, data: U8, shape: PageShape, shift: int, bits: int, codes: U8) -> None:
+        heads = codes.reshape(len(codes), shape.heads, shape.head_size)
+        rows, at = data.reshape(len(codes), -1), 0
+        for width in planes(bits):
+            bits -= width
+            size = shape.heads * -(-shape.head_size * width // 8)
+            heads |= unpack_plane(rows[:, at : at + size], shape, width) << np.uint8(shift + bits)
+            at += size
+
     @staticmethod
-    def _chunks(page: NDArray[Any], shape: PageShape) -> list[F32]:
+    def _chunks(page: NDArray[Any], shape: PageShape, chunk: int = CHUNK_TOKENS) -> list[F32]:
         chunks = []
-        for start, stop in chunk_spans(shape):
+        for start, stop in chunk_spans(shape, chunk):
             rows = widen(page[start:stop].reshape(stop - start, shape.channels))
             check_finite(rows, start, shape.head_size)
             chunks.append(rows)

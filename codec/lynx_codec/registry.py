@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from lynx_codec.codecs import AffineCodec, Bfloat16Codec, LynxCodec
 from lynx_codec.errors import CodecError
+from lynx_codec.nested import NestedCodec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +22,7 @@ _FACTORIES: dict[str, tuple[Callable[..., Codec], frozenset[str]]] = {
     "int8": (lambda load_engine: AffineCodec(load_engine, bits=8), frozenset()),
     "int4": (lambda load_engine: AffineCodec(load_engine, bits=4), frozenset()),
     "lynx": (LynxCodec, frozenset({"alpha"})),
+    "nested": (NestedCodec, frozenset({"bits", "chunk"})),
 }
 _IMPLEMENTATIONS = ("compiled", "reference")
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lynx_codec import Codec, PageShape, get_codec
 
-NAMES = ("bf16", "int4", "int8", "lynx")
+NAMES = ("bf16", "int4", "int8", "lynx", "nested")
 DTYPES = (np.float32, np.float16, np.uint16)
 HEAD_SIZES = (64, 80, 96, 128, 192, 256, 512, 576)
 
@@ -97,7 +97,9 @@ def shapes(draw: st.DrawFn, max_tokens: int = 80) -> PageShape:
     head = draw(st.sampled_from((0, 0, 1, 4, 33)))
     tail = draw(st.sampled_from((0, 0, 1, 5, 31, 64)))
     head = min(head, tokens)
-    return PageShape(tokens, heads, size, head, min(tail, tokens - head))
+    tail = min(tail, tokens - head)
+    fine = min(draw(st.sampled_from((0, 0, 1, 9, 64))), tokens - head - tail)
+    return PageShape(tokens, heads, size, head, tail, fine)
 
 
 PATTERNS = (

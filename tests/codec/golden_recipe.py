@@ -34,6 +34,18 @@ CASES: tuple[dict[str, Any], ...] = (
         for name in ("bf16", "int4", "int8", "lynx")
         for dtype in DTYPE_NAMES
     ),
+    *(
+        {
+            "codec": "nested",
+            "params": {"bits": bits, "chunk": 48},
+            "shape": (70, 2, 5, 2, 3, 11),
+            "dtype": "bfloat16",
+            "spike": 0,
+        }
+        for bits in ([4, 4], [2, 2, 4], [3, 5], [6, 2], [8], [1, 7])
+    ),
+    {"codec": "nested", "params": {}, "shape": (256, 3, 64, 4, 0, 64), "dtype": "float32", "spike": 0},
+    {"codec": "lynx", "params": {}, "shape": (256, 3, 64, 4, 0, 64), "dtype": "float32", "spike": 0},
     *({"codec": n, "params": {}, "shape": (0, 1, 2, 0, 0), "dtype": "float32", "spike": 0} for n in ("bf16", "lynx")),
 )
 

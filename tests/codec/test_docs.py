@@ -24,7 +24,7 @@ def test_example_runs():
     assert errors[1] < 1e-4 < errors[0] < 0.02
 
 
-@pytest.mark.parametrize("name", ["bf16", "int4", "int8", "lynx"])
+@pytest.mark.parametrize("name", ["bf16", "int4", "int8", "lynx", "nested"])
 def test_codec_ids(name):
     assert re.search(rf"^\| `{name}` \| {get_codec(name).codec_id} \|", TEXT, re.MULTILINE)
 

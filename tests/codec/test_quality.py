@@ -67,12 +67,14 @@ def test_lynx_nibbles(sample):
     codec = get_codec("lynx")
     anchor, residual = encode(codec, page, shape)
     wide = len(anchor) != codec.stream_bytes(shape)[0]
-    data = np.frombuffer(anchor, np.uint8)[Sections.of(shape, LYNX_HEADER_BYTES, 4, wide).data :]
+    sections = Sections.of(shape, LYNX_HEADER_BYTES, (4, 4), wide)
+    data = np.frombuffer(anchor[sections.data : sections.fine], np.uint8)
+    corrections = np.frombuffer(residual + anchor[sections.fine :], np.uint8)
     for shift in (0, 4):
         nibble = ((data >> shift) & 15).astype(int)
         signed = np.where(nibble >= 8, nibble - 16, nibble)
         magnitude = np.where(signed < 0, -signed - 1, signed)
-        correction = ((np.frombuffer(residual, np.uint8) >> shift) & 15).astype(int)
+        correction = ((corrections >> shift) & 15).astype(int)
         correction = np.where(correction >= 8, correction - 16, correction)
         level = 16 * magnitude - correction
         assert ((level >= 0) & (level <= 120)).all()

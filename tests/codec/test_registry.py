@@ -12,7 +12,7 @@ from lynx_codec import Codec, CodecError, LynxError, PageShape, bits_per_value, 
 
 
 def test_names():
-    assert codec_names() == ("bf16", "int4", "int8", "lynx")
+    assert codec_names() == ("bf16", "int4", "int8", "lynx", "nested")
     for name in codec_names():
         for implementation in ("compiled", "reference"):
             codec = get_codec(name, implementation=implementation)
@@ -26,7 +26,7 @@ def test_names():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: get_codec("zip"), "unknown codec 'zip'; known are bf16, int4, int8, lynx"),
+        (lambda: get_codec("zip"), "unknown codec 'zip'; known are bf16, int4, int8, lynx, nested"),
         (lambda: get_codec("lynx", beta=1), "no parameter beta; valid: alpha"),
         (lambda: get_codec("int8", alpha=1), "no parameter alpha; valid: none"),
         (
@@ -35,6 +35,13 @@ def test_names():
         ),
         (lambda: get_codec("lynx", alpha="steep"), "bad parameters"),
         (lambda: get_codec("lynx", alpha=None), "bad parameters"),
+        (lambda: get_codec("nested", bits=[4, 5]), r"add up to 8, not \[4, 5\]"),
+        (lambda: get_codec("nested", bits=[0, 8]), "whole numbers from 1"),
+        (lambda: get_codec("nested", bits=[3.5, 4.5]), "whole numbers from 1"),
+        (lambda: get_codec("nested", bits=[]), "whole numbers from 1"),
+        (lambda: get_codec("nested", bits=8), "bad parameters"),
+        (lambda: get_codec("nested", chunk=15), "16 to 256 tokens"),
+        (lambda: get_codec("nested", chunk=32.5), "16 to 256 tokens"),
         (lambda: get_codec("lynx", alpha=0.0), "alpha must be"),
         (lambda: get_codec("lynx", alpha=float("nan")), "alpha must be"),
         (lambda: get_codec("lynx", alpha=900.0), "too large"),
@@ -45,7 +52,10 @@ def test_refusals(call, message):
         call()
 
 
-@pytest.mark.parametrize(("name", "params"), [("lynx", {"alpha": 1.3}), ("lynx", {}), ("int8", {}), ("bf16", {})])
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [("nested", {"bits": [3, 5], "chunk": 64}), ("lynx", {"alpha": 1.3}), ("lynx", {}), ("int8", {}), ("bf16", {})],
+)
 def test_params_build_the_same_codec(name, params):
     codec = get_codec(name, **params)
     twin = get_codec(name, **codec.params())

@@ -1,0 +1,128 @@
+"""The nested codec: one 8-bit quantiser whose codes travel in pieces, upper bits first.
+
+What is known of a code after some of the streams is a cell of the quantiser. It is read at its middle, or, after
+the first stream alone, at a fitted point that the header carries.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lynx_codec.codecs import PageCodec
+from lynx_codec.errors import CodecError
+from lynx_codec.layout import HEADER_BYTES, NESTED_ID, Sections, read_table, write_header
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from lynx_codec.base import PageShape
+    from lynx_codec.codecs import Engine
+
+__all__ = ["NestedCodec", "cell_middles"]
+
+CODE_BITS = 8
+MIN_CHUNK, MAX_CHUNK = 16, 256
+WIDTHS_BYTES = 8
+"""Bytes of the header that name the widths of the streams."""
+
+MAX_TABLE_BITS = 6
+"""Widest first stream whose cells are read at fitted points; narrower cells gain nothing."""
+
+
+def cell_middles(bits: int) -> NDArray[np.float32]:
+    """Middle of each of the 2**bits cells, in steps of the 8-bit code: float32, exact."""
+    cell = np.float32(1 << (CODE_BITS - bits))
+    return np.arange(1 << bits, dtype=np.float32) * cell + (cell - np.float32(1.0)) / np.float32(2.0)
+
+
+class NestedCodec(PageCodec):
+    """Asymmetric 8-bit integers per channel and chunk, cut into streams of `bits` bits each, upper bits first."""
+
+    name = "nested"
+    codec_id = NESTED_ID
+
+    def __init__(self, load_engine: Callable[[], Engine], *, bits: Sequence[int] = (4, 4), chunk: int = 32) -> None:
+        super().__init__(load_engine)
+        self._bits = tuple(int(b) for b in bits)
+        if not self._bits or min(self._bits) < 1 or sum(self._bits) != CODE_BITS or list(self._bits) != list(bits):
+            raise CodecError(f"nested: bits must be whole numbers from 1 that add up to {CODE_BITS}, not {bits!r}")
+        if int(chunk) != chunk or not MIN_CHUNK <= chunk <= MAX_CHUNK:
+            raise CodecError(f"nested: chunk must be {MIN_CHUNK} to {MAX_CHUNK} tokens, not {chunk!r}")
+        self._chunk = int(chunk)
+        later = len(self._bits) - 1
+        self.stream_names = ("anchor", *(["residual"] if later == 1 else [f"residual{i + 1}" for i in range(later)]))
+        self._shifts = [CODE_BITS - sum(self._bits[: i + 1]) for i in range(len(self._bits))]
+        first = self._bits[0]
+        table = cell_middles(first).astype("<f2").tobytes() if first <= MAX_TABLE_BITS else b""
+        self._tail = bytes(self._bits) + bytes(WIDTHS_BYTES - len(self._bits)) + table
+        self.header_bytes = HEADER_BYTES + len(self._tail)
+
+    def params(self) -> dict[str, Any]:
+        return {"bits": list(self._bits), "chunk": self._chunk}
+
+    def stream_bytes(self, shape: PageShape, *, wide: bool = False) -> tuple[int, ...]:
+        return self._sections(shape, wide).stream_bytes(shape)
+
+    def encode(self, page: NDArray[Any], shape: PageShape, outs: Sequence[memoryview]) -> tuple[int, ...]:
+        self.check_page(page, shape)
+        buffers = self._buffers(outs, shape)
+        anchor = buffers[0]
+        self._encode_raw(page, shape, anchor)
+        wide = False
+        if shape.coded_tokens:
+            codes, wide = self._engine.encode_codes(page, shape, self._chunk, anchor, self.header_bytes)
+            sections = self._sections(shape, wide)
+            split = shape.coded_tokens - shape.fine_tail
+            self._engine.pack(codes, shape, self._shifts[0], self._bits[0], anchor[sections.data : sections.fine])
+            at = sections.fine
+            for i, (row, shift, bits) in enumerate(self._later(sections), 1):
+                end = at + shape.fine_tail * row
+                if split:
+                    self._engine.pack(codes[:split], shape, shift, bits, buffers[i][: split * row])
+                if shape.fine_tail:
+                    self._engine.pack(codes[split:], shape, shift, bits, anchor[at:end])
+                at = end
+        write_header(anchor, self._header(shape), wide=wide, raw_float16=page.dtype == np.float16)
+        return self.stream_bytes(shape, wide=wide)
+
+    def decode(self, streams: Sequence[memoryview], shape: PageShape, out: NDArray[Any]) -> None:
+        self._check_out(out, shape)
+        header, arrays = self._parse(streams, shape)
+        anchor = arrays[0]
+        if header.tail[:WIDTHS_BYTES] != self._tail[:WIDTHS_BYTES]:
+            found = [bits for bits in header.tail[:WIDTHS_BYTES] if bits]
+            raise CodecError(f"page header: the streams have {found} bits, expected {list(self._bits)}")
+        self._decode_raw(anchor, header.raw_float16, shape, out)
+        if not shape.coded_tokens:
+            return
+        sections = self._sections(shape, header.wide)
+        split = shape.coded_tokens - shape.fine_tail
+        codes = np.zeros((shape.coded_tokens, shape.channels), dtype=np.uint8)
+        self._engine.unpack(anchor[sections.data : sections.fine], shape, self._shifts[0], self._bits[0], codes)
+        at = sections.fine
+        for i, (row, shift, bits) in enumerate(self._later(sections), 1):
+            end = at + shape.fine_tail * row
+            if split and i < len(arrays):
+                self._engine.unpack(arrays[i], shape, shift, bits, codes[:split])
+            if shape.fine_tail:
+                self._engine.unpack(anchor[at:end], shape, shift, bits, codes[split:])
+            at = end
+        positions = self._positions(len(arrays), header.tail[WIDTHS_BYTES:])
+        self._engine.decode_codes(anchor, codes, shape, self._chunk, self.header_bytes, header.wide, positions, out)
+
+    def _sections(self, shape: PageShape, wide: bool) -> Sections:
+        return Sections.of(shape, self.header_bytes, self._bits, wide, self._chunk)
+
+    def _later(self, sections: Sections) -> list[tuple[int, int, int]]:
+        """Row bytes, shift and bits of each stream behind the first."""
+        return list(zip(sections.rows[1:], self._shifts[1:], self._bits[1:], strict=True))
+
+    def _positions(self, streams: int, table: bytes) -> NDArray[np.float32]:
+        """[2, 256]: where each code is read after so many streams, and with all of them."""
+        known = sum(self._bits[:streams])
+        points = read_table(table, 0.0, 255.0) if streams == 1 and table else cell_middles(known)
+        return np.stack([np.repeat(points, 1 << (CODE_BITS - known)), cell_middles(CODE_BITS)])
