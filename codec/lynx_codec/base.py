@@ -29,9 +29,9 @@ class PageShape:
     """Shape of one page: `tokens` rows of `heads` x `head_size` values, keys or values of one layer.
 
     The first `raw_head` and the last `raw_tail` tokens travel as 16-bit floats inside stream 0;
-    only the tokens between them are quantised, and only they enter any minimum or maximum. The last
-    `fine_tail` of those are coded like the others, but all their bits travel in stream 0, so that
-    they are at full precision from the start; codecs of one stream have no use for it.
+    only the tokens between them are quantised, and only they enter any minimum or maximum. `fine` of
+    those, which the encoder is told, are coded like the others, but all their bits travel in
+    stream 0, so that they are at full precision from the start; codecs of one stream have no use for it.
     """
 
     tokens: int
@@ -39,12 +39,12 @@ class PageShape:
     head_size: int
     raw_head: int = 0
     raw_tail: int = 0
-    fine_tail: int = 0
+    fine: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.tokens <= 0xFFFF or not 1 <= self.heads <= 0xFFFF or not 1 <= self.head_size <= 0xFFFF:
             raise CodecError(f"page shape out of range: {self}")
-        if min(self.raw_head, self.raw_tail, self.fine_tail) < 0 or self.coded_tokens < self.fine_tail:
+        if min(self.raw_head, self.raw_tail, self.fine) < 0 or self.coded_tokens < self.fine:
             raise CodecError(f"raw and fine tokens do not fit into the page: {self}")
 
     @property
@@ -96,15 +96,24 @@ class Codec(ABC):
         """
 
     @abstractmethod
-    def encode(self, page: NDArray[Any], shape: PageShape, outs: Sequence[memoryview]) -> tuple[int, ...]:
+    def encode(
+        self,
+        page: NDArray[Any],
+        shape: PageShape,
+        outs: Sequence[memoryview],
+        fine: NDArray[np.integer[Any]] | None = None,
+    ) -> tuple[int, ...]:
         """Encode `page` into one caller-owned writable byte buffer per stream.
+
+        `fine` names the `shape.fine` fine tokens: positions in the page, increasing, none of them raw; by default they
+        are the last ones that are not raw.
 
         Each buffer holds at least the wide `stream_bytes`; bytes past the returned lengths are left
         alone. The buffers may be reused as soon as the call returns.
 
         Raises:
             NonFiniteError: NaN, infinity, or a magnitude above 2**126.
-            CodecError: wrong shape or a buffer that is too small (nothing is written then).
+            CodecError: wrong shape, a buffer that is too small, or bad positions (nothing is written then).
             TypeError: a dtype that is none of the three.
         """
 

@@ -20,8 +20,11 @@ from lynx_codec.layout import (
     Sections,
     header_template,
     read_header,
+    read_positions,
     read_table,
     row_bytes,
+    row_places,
+    valid_positions,
     write_header,
 )
 from lynx_codec.tables import LynxTables, lynx_tables
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["AffineCodec", "Bfloat16Codec", "Engine", "LynxCodec", "PageCodec"]
+__all__ = ["AffineCodec", "Bfloat16Codec", "Engine", "LynxCodec", "PageCodec", "checked_positions"]
 
 DEFAULT_ALPHA = 0.5
 """More drafts survive than at 0.25, 1 or 2, and the errors are within 4 % of the least (docs/codec.md)."""
@@ -63,10 +66,11 @@ class Engine(Protocol):
         residual: NDArray[np.uint8],
         base: int,
         tables: LynxTables,
+        places: NDArray[np.int32],
     ) -> bool:
         """Write metadata and nibbles of the coded tokens, at least one; true if the page escaped.
 
-        `anchor` has the wide size.
+        `anchor` has the wide size; `places` is what `row_places` gives.
         """
         ...
 
@@ -79,6 +83,7 @@ class Engine(Protocol):
         wide: bool,
         coarse: NDArray[np.float32],
         full: NDArray[np.float32],
+        places: NDArray[np.int32],
         out: NDArray[Any],
     ) -> None:
         """Read the coded tokens: `coarse` [16] is for the anchor alone, `full` [256] for both streams."""
@@ -107,15 +112,30 @@ class Engine(Protocol):
         base: int,
         wide: bool,
         tables: NDArray[np.float32],
+        places: NDArray[np.int32],
         out: NDArray[Any],
     ) -> None:
         """Write values: `tables` [2, 256] has the position of each code, of ordinary tokens and of fine ones."""
 
-    def pack(self, codes: NDArray[np.uint8], shape: PageShape, shift: int, bits: int, out: NDArray[np.uint8]) -> None:
-        """Write the `bits` bits above bit `shift` of codes [token, channel] as rows of planes."""
+    def pack(
+        self,
+        codes: NDArray[np.uint8],
+        tokens: NDArray[np.int32],
+        shape: PageShape,
+        shift: int,
+        bits: int,
+        out: NDArray[np.uint8],
+    ) -> None:
+        """Write the `bits` bits above bit `shift` of the codes [token, channel] of `tokens` as rows of planes."""
 
     def unpack(
-        self, data: NDArray[np.uint8], shape: PageShape, shift: int, bits: int, codes: NDArray[np.uint8]
+        self,
+        data: NDArray[np.uint8],
+        tokens: NDArray[np.int32],
+        shape: PageShape,
+        shift: int,
+        bits: int,
+        codes: NDArray[np.uint8],
     ) -> None:
         """Inverse of `pack`; sets bits in codes that have none of these."""
 
@@ -200,6 +220,17 @@ class PageCodec(Codec):
     def stream_bytes(self, shape: PageShape, *, wide: bool = False) -> tuple[int, ...]: ...
 
 
+def checked_positions(fine: NDArray[np.integer[Any]] | None, shape: PageShape) -> NDArray[np.int32]:
+    """The fine tokens that a caller names, or the last coded tokens."""
+    if fine is None:
+        stop = shape.tokens - shape.raw_tail
+        return np.arange(stop - shape.fine, stop, dtype=np.int32)
+    positions = np.asarray(fine)
+    if positions.ndim != 1 or positions.dtype.kind not in "iu" or not valid_positions(positions, shape):
+        raise CodecError(f"fine: {shape.fine} increasing positions of tokens that are not raw are needed")
+    return positions.astype(np.int32)
+
+
 def _bytes_of(view: memoryview, name: str) -> NDArray[np.uint8]:
     """A uint8 array over the bytes of `view`."""
     try:
@@ -228,13 +259,23 @@ class LynxCodec(PageCodec):
     def stream_bytes(self, shape: PageShape, *, wide: bool = False) -> tuple[int, ...]:
         return Sections.of(shape, self.header_bytes, (4, 4), wide).stream_bytes(shape)
 
-    def encode(self, page: NDArray[Any], shape: PageShape, outs: Sequence[memoryview]) -> tuple[int, ...]:
+    def encode(
+        self,
+        page: NDArray[Any],
+        shape: PageShape,
+        outs: Sequence[memoryview],
+        fine: NDArray[np.integer[Any]] | None = None,
+    ) -> tuple[int, ...]:
         self.check_page(page, shape)
         anchor, residual = self._buffers(outs, shape)
+        positions = checked_positions(fine, shape)
         self._encode_raw(page, shape, anchor)
         wide = False
         if shape.coded_tokens:
-            wide = self._engine.encode_lynx(page, shape, anchor, residual, self.header_bytes, self._tables)
+            places = row_places(positions, shape)
+            wide = self._engine.encode_lynx(page, shape, anchor, residual, self.header_bytes, self._tables, places)
+            sections = Sections.of(shape, self.header_bytes, (4, 4), wide)
+            anchor[sections.fine_positions : sections.data] = positions.astype("<u2").view(np.uint8)
         write_header(anchor, self._header(shape), wide=wide, raw_float16=page.dtype == np.float16)
         return self.stream_bytes(shape, wide=wide)
 
@@ -245,8 +286,10 @@ class LynxCodec(PageCodec):
         residual = arrays[1] if len(arrays) > 1 else None
         self._decode_raw(anchor, header.raw_float16, shape, out)
         if shape.coded_tokens:
-            coarse, full = read_table(header.tail, -1.0, 1.0), self._tables.full
-            self._engine.decode_lynx(anchor, residual, shape, self.header_bytes, header.wide, coarse, full, out)
+            sections = Sections.of(shape, self.header_bytes, (4, 4), header.wide)
+            places = row_places(read_positions(anchor, sections, shape), shape)
+            tables = (read_table(header.tail, -1.0, 1.0), self._tables.full)
+            self._engine.decode_lynx(anchor, residual, shape, self.header_bytes, header.wide, *tables, places, out)
 
 
 class AffineCodec(PageCodec):
@@ -263,7 +306,13 @@ class AffineCodec(PageCodec):
     def stream_bytes(self, shape: PageShape, *, wide: bool = False) -> tuple[int, ...]:
         return (Sections.of(shape, self.header_bytes, (self._bits,), wide).end,)
 
-    def encode(self, page: NDArray[Any], shape: PageShape, outs: Sequence[memoryview]) -> tuple[int, ...]:
+    def encode(
+        self,
+        page: NDArray[Any],
+        shape: PageShape,
+        outs: Sequence[memoryview],
+        fine: NDArray[np.integer[Any]] | None = None,
+    ) -> tuple[int, ...]:
         self.check_page(page, shape)
         (out,) = self._buffers(outs, shape)
         self._encode_raw(page, shape, out)
@@ -292,7 +341,13 @@ class Bfloat16Codec(PageCodec):
     def stream_bytes(self, shape: PageShape, *, wide: bool = False) -> tuple[int, ...]:
         return (self.header_bytes + shape.tokens * row_bytes(shape.heads, shape.head_size, 8) * 2,)
 
-    def encode(self, page: NDArray[Any], shape: PageShape, outs: Sequence[memoryview]) -> tuple[int, ...]:
+    def encode(
+        self,
+        page: NDArray[Any],
+        shape: PageShape,
+        outs: Sequence[memoryview],
+        fine: NDArray[np.integer[Any]] | None = None,
+    ) -> tuple[int, ...]:
         self.check_page(page, shape)
         (out,) = self._buffers(outs, shape)
         if shape.tokens:

@@ -51,18 +51,19 @@ class CompiledEngine:
         shape = PageShape(2, 1, 2)
         page = np.zeros(shape.array_shape, dtype=np.float32)
         anchor, residual = np.zeros(512, dtype=np.uint8), np.zeros(4, dtype=np.uint8)
+        tokens = np.arange(2, dtype=np.int32)
         self.store_raw(page, shape, 0, 2, anchor[:8])
         self.load_raw(anchor[:8], False, shape, 0, 2, page)
         if codec_id == LYNX_ID:
-            self.encode_lynx(page, shape, anchor, residual, LYNX_HEADER_BYTES, tables)
+            self.encode_lynx(page, shape, anchor, residual, LYNX_HEADER_BYTES, tables, tokens)
             coarse = tables.centroids.astype(np.float32)
-            self.decode_lynx(anchor, residual, shape, LYNX_HEADER_BYTES, False, coarse, tables.full, page)
+            self.decode_lynx(anchor, residual, shape, LYNX_HEADER_BYTES, False, coarse, tables.full, tokens, page)
         elif codec_id == NESTED_ID:
             codes, _ = self.encode_codes(page, shape, CHUNK_TOKENS, anchor, HEADER_BYTES)
-            self.pack(codes, shape, 4, 4, residual[:2])
-            self.unpack(residual[:2], shape, 4, 4, codes)
+            self.pack(codes, tokens, shape, 4, 4, residual[:2])
+            self.unpack(residual[:2], tokens, shape, 4, 4, codes)
             tables_of_codes = np.zeros((2, 256), dtype=np.float32)
-            self.decode_codes(anchor, codes, shape, CHUNK_TOKENS, HEADER_BYTES, False, tables_of_codes, page)
+            self.decode_codes(anchor, codes, shape, CHUNK_TOKENS, HEADER_BYTES, False, tables_of_codes, tokens, page)
         elif codec_id != BF16_ID:
             bits = 8 if codec_id == INT8_ID else 4
             self.encode_affine(page, shape, anchor, HEADER_BYTES, bits)
@@ -91,13 +92,14 @@ class CompiledEngine:
         residual: NDArray[np.uint8],
         base: int,
         tables: LynxTables,
+        places: NDArray[np.int32],
     ) -> bool:
         src, strides, dims = _source(page, shape, pair=2)
         first, stop = shape.raw_head, shape.tokens - shape.raw_tail
         at = base + 2 * (shape.raw_head + shape.raw_tail) * shape.channels
         kind = _KINDS[page.dtype.char]
-        split = stop - shape.fine_tail
-        result = kernels.encode_lynx(src, strides, dims, kind, first, split, stop, tables.cells, anchor, at, residual)
+        extra = (tables.cells, _read_only(places), 2 * shape.fine)
+        result = kernels.encode_lynx(src, strides, dims, kind, first, stop, *extra, anchor, at, residual)
         if result == kernels.NOT_FINITE:
             _raise_not_finite(page, shape, first, stop)
         return bool(result)
@@ -111,6 +113,7 @@ class CompiledEngine:
         wide: bool,
         coarse: NDArray[np.float32],
         full: NDArray[np.float32],
+        places: NDArray[np.int32],
         out: NDArray[Any],
     ) -> None:
         first, stop = shape.raw_head, shape.tokens - shape.raw_tail
@@ -126,9 +129,10 @@ class CompiledEngine:
                 dims,
                 wide,
                 first,
-                stop - shape.fine_tail,
                 stop,
                 _read_only(np.concatenate([coarse, full])),
+                _read_only(places),
+                2 * shape.fine,
                 dst,
                 strides,
                 _KINDS[out.dtype.char],
@@ -177,27 +181,41 @@ class CompiledEngine:
         base: int,
         wide: bool,
         tables: NDArray[np.float32],
+        places: NDArray[np.int32],
         out: NDArray[Any],
     ) -> None:
         first, stop = shape.raw_head, shape.tokens - shape.raw_tail
-        split = stop - shape.fine_tail
         at = base + 2 * (shape.raw_head + shape.raw_tail) * shape.channels
         flat_codes, flat_tables = _read_only(codes.reshape(-1)), _read_only(tables.reshape(-1))
         with _Target(out, shape, pair=1) as (dst, strides, dims):
             kind = _KINDS[out.dtype.char]
-            where = (dims, wide, first, split, stop, chunk)
-            status = kernels.decode_codes(_read_only(data), at, *where, flat_codes, flat_tables, dst, strides, kind)
+            what = (dims, wide, first, stop, chunk, flat_codes, flat_tables, _read_only(places))
+            status = kernels.decode_codes(_read_only(data), at, *what, dst, strides, kind)
         _check_status(status)
 
-    def pack(self, codes: NDArray[np.uint8], shape: PageShape, shift: int, bits: int, out: NDArray[np.uint8]) -> None:
+    def pack(
+        self,
+        codes: NDArray[np.uint8],
+        tokens: NDArray[np.int32],
+        shape: PageShape,
+        shift: int,
+        bits: int,
+        out: NDArray[np.uint8],
+    ) -> None:
         flat = _read_only(codes.reshape(-1))
-        kernels.pack_codes(flat, len(codes), shape.heads, shape.head_size, shift, bits, out)
+        kernels.pack_codes(flat, _read_only(tokens), shape.heads, shape.head_size, shift, bits, out)
 
     def unpack(
-        self, data: NDArray[np.uint8], shape: PageShape, shift: int, bits: int, codes: NDArray[np.uint8]
+        self,
+        data: NDArray[np.uint8],
+        tokens: NDArray[np.int32],
+        shape: PageShape,
+        shift: int,
+        bits: int,
+        codes: NDArray[np.uint8],
     ) -> None:
         flat = codes.reshape(-1)
-        kernels.unpack_codes(_read_only(data), len(codes), shape.heads, shape.head_size, shift, bits, flat)
+        kernels.unpack_codes(_read_only(data), _read_only(tokens), shape.heads, shape.head_size, shift, bits, flat)
 
 
 def _flat(page: NDArray[Any], shape: PageShape, pair: int) -> tuple[NDArray[Any], Strides, Strides]:

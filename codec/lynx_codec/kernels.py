@@ -515,10 +515,11 @@ def _read_chunk(data, at, k, chunks, shape, padded, wide, low, step, place, leng
 
 
 @compiled
-def encode_lynx(src, strides, shape, kind, first, split, stop, cells, anchor, at, residual):
+def encode_lynx(src, strides, shape, kind, first, stop, cells, places, fine_bytes, anchor, at, residual):
     """Metadata and nibbles of the coded tokens; NARROW, WIDE or NOT_FINITE.
 
-    From token `split` on, residual rows lie in the anchor, behind its own rows.
+    `places` gives the row of each coded token in the residual, or ~row behind the codes of the anchor. `at` is
+    where the page fields begin; `fine_bytes` are left free between metadata and codes.
     """
     token_stride, head_stride = strides
     heads, size = shape
@@ -542,7 +543,7 @@ def encode_lynx(src, strides, shape, kind, first, split, stop, cells, anchor, at
     if wide:
         _grid(scale_bits, L_WIDE, step, inverse)
         _lynx_fields(least, most, mean, low, step, inverse, L_WIDE, first, stop, mu_code, sigma_code)
-    at = _write_fields(anchor, at, shape, padded, low_bits, scale_bits, mu_code, sigma_code, wide)
+    at = _write_fields(anchor, at, shape, padded, low_bits, scale_bits, mu_code, sigma_code, wide) + fine_bytes
 
     bits = np.zeros(width, np.uint32)
     row = bits.view(np.float32)
@@ -579,8 +580,10 @@ def encode_lynx(src, strides, shape, kind, first, split, stop, cells, anchor, at
                 codes[c] = ((level >> 4) ^ sign[c]) | ((np.int32(7) - level) << 4)
             begin = (t - first) * half
             coarse = window(anchor, at + begin, half)
-            early = at + (stop - first + t - split) * half
-            fine = window(residual, begin, half) if t < split else window(anchor, early, half)
+            place = places[t - first]
+            fine = window(residual, place * half, half)
+            if place < 0:
+                fine = window(anchor, at + (stop - first + ~place) * half, half)
             for j in range(half):
                 pair = np.uint32(pairs[j])
                 coarse[j] = (pair & np.uint32(15)) | ((pair >> np.uint32(4)) & np.uint32(0xF0))
@@ -589,11 +592,11 @@ def encode_lynx(src, strides, shape, kind, first, split, stop, cells, anchor, at
 
 
 @compiled
-def decode_lynx(anchor, at, residual, refine, shape, wide, first, split, stop, tables, dst, strides, kind):
+def decode_lynx(anchor, at, residual, refine, shape, wide, first, stop, tables, places, fine_bytes, dst, strides, kind):
     """Coded tokens from the anchor, and from the residual too if `refine`; 0 or BAD_PAGE_FIELD.
 
-    `tables` holds 16 values for the anchor alone, then 256 for both; from token `split` on, both are in the anchor.
-    Float32 rows that lie in one piece are made in place.
+    `tables` holds 16 values for the anchor alone, then 256 for both; `places` is as in `encode_lynx`, and
+    `fine_bytes` stand between metadata and codes. Float32 rows that lie in one piece are made in place.
     """
     token_stride, head_stride = strides
     heads, size = shape
@@ -608,7 +611,7 @@ def decode_lynx(anchor, at, residual, refine, shape, wide, first, split, stop, t
         return BAD_PAGE_FIELD
     _grid(scale_bits, L_WIDE if wide else L_NARROW, step, inverse)
     fields = at + 4 * heads * size
-    at = fields + 2 * chunks * heads * size * (2 if wide else 1)
+    at = fields + 2 * chunks * heads * size * (2 if wide else 1) + fine_bytes
 
     direct = kind == FLOAT32 and heads == 1 and padded == size
     scratch = np.empty(width, np.uint32)
@@ -624,10 +627,12 @@ def decode_lynx(anchor, at, residual, refine, shape, wide, first, split, stop, t
             begin = (t - first) * half
             coarse = window(anchor, at + begin, half)
             table = window(tables, 0, 16)
-            if refine or t >= split:
+            place = places[t - first]
+            if refine or place < 0:
                 table = window(tables, 16, 256)
-                early = at + (stop - first + t - split) * half
-                fine = window(residual, begin, half) if t < split else window(anchor, early, half)
+                fine = window(residual, place * half, half)
+                if place < 0:
+                    fine = window(anchor, at + (stop - first + ~place) * half, half)
                 for j in range(half):
                     a = np.uint32(coarse[j])
                     r = np.uint32(fine[j])
@@ -810,10 +815,10 @@ def encode_codes(src, strides, shape, kind, first, stop, chunk, out, at, codes):
 
 
 @compiled
-def decode_codes(data, at, shape, wide, first, split, stop, chunk, codes, tables, dst, strides, kind):
+def decode_codes(data, at, shape, wide, first, stop, chunk, codes, tables, places, dst, strides, kind):
     """Coded tokens from codes [coded token][channel]; 0 or BAD_PAGE_FIELD.
 
-    `tables` holds the position of each of the 256 codes twice: for tokens before `split`, and for those behind.
+    `tables` holds the position of each of the 256 codes twice: for ordinary tokens, and for those of negative place.
     """
     token_stride, head_stride = strides
     heads, size = shape
@@ -839,7 +844,7 @@ def decode_codes(data, at, shape, wide, first, split, stop, chunk, codes, tables
         start, end = _chunk_bounds(first, stop, chunk, k)
         for t in range(start, end):
             part = window(codes, (t - first) * width, width)
-            table = window(tables, 0, 256) if t < split else window(tables, 256, 256)
+            table = window(tables, 0, 256) if places[t - first] >= 0 else window(tables, 256, 256)
             bits = window(dst[0], t * token_stride, width) if direct else scratch
             row = bits.view(np.float32)
             for c in range(width):
@@ -852,10 +857,10 @@ def decode_codes(data, at, shape, wide, first, split, stop, chunk, codes, tables
 
 
 @compiled
-def pack_codes(codes, rows, heads, size, shift, bits, out):
-    """The `bits` bits above bit `shift` of each code [row][channel], plane by plane, into rows of `out`."""
+def pack_codes(codes, tokens, heads, size, shift, bits, out):
+    """The `bits` bits above bit `shift` of the codes [token][channel] of `tokens`, plane by plane, into rows."""
     at = 0
-    for t in range(rows):
+    for t in tokens:
         left = bits
         for width in (8, 4, 2, 1):
             if left < width:
@@ -889,10 +894,10 @@ def _pack_head(part, size, shift, width, out, at):
     else:
         octets = window(part, 0, 8 * whole).view(np.uint64)
         for j in range(whole):
-            v = (octets[j] >> np.uint64(shift)) & np.uint64(0x0101010101010101)
-            v = v | (v >> np.uint64(7))
-            v = v | (v >> np.uint64(14))
-            into[j] = v | (v >> np.uint64(28))
+            w = (octets[j] >> np.uint64(shift)) & np.uint64(0x0101010101010101)
+            w = w | (w >> np.uint64(7))
+            w = w | (w >> np.uint64(14))
+            into[j] = w | (w >> np.uint64(28))
     if whole < len(into):
         last = np.uint32(0)
         for i in range(size - whole * per):
@@ -903,10 +908,10 @@ def _pack_head(part, size, shift, width, out, at):
 
 
 @compiled
-def unpack_codes(data, rows, heads, size, shift, bits, codes):
+def unpack_codes(data, tokens, heads, size, shift, bits, codes):
     """Inverse of `pack_codes`: sets these bits in codes that have none of them."""
     at = 0
-    for t in range(rows):
+    for t in tokens:
         left = bits
         for width in (8, 4, 2, 1):
             if left < width:
@@ -942,11 +947,11 @@ def _unpack_head(data, at, size, shift, width, part):
     else:
         octets = window(part, 0, 8 * whole).view(np.uint64)
         for j in range(whole):
-            a = np.uint64(source[j])
-            a = (a | (a << np.uint64(28))) & np.uint64(0x0000000F0000000F)
-            a = (a | (a << np.uint64(14))) & np.uint64(0x0003000300030003)
-            a = (a | (a << np.uint64(7))) & np.uint64(0x0101010101010101)
-            octets[j] |= a << np.uint64(shift)
+            w = np.uint64(source[j])
+            w = (w | (w << np.uint64(28))) & np.uint64(0x0000000F0000000F)
+            w = (w | (w << np.uint64(14))) & np.uint64(0x0003000300030003)
+            w = (w | (w << np.uint64(7))) & np.uint64(0x0101010101010101)
+            octets[j] |= w << np.uint64(shift)
     if whole < len(source):
         last = np.uint32(source[whole])
         for i in range(size - whole * per):

@@ -39,8 +39,11 @@ __all__ = [
     "header_template",
     "planes",
     "read_header",
+    "read_positions",
     "read_table",
     "row_bytes",
+    "row_places",
+    "valid_positions",
     "write_header",
 ]
 
@@ -72,7 +75,7 @@ _FIELDS = (
     "raw_tail",
     "chunk",
     "alpha",
-    "fine_tail",
+    "fine",
     "reserved",
 )
 _RAW_AT, _FLAGS_AT, _DIMS_AT = 6, 7, 8
@@ -129,6 +132,7 @@ class Sections:
         page_scale: bfloat16 range of each channel.
         chunk_low: first field of each chunk, [chunk][channel], 1 or 2 bytes.
         chunk_scale: second field of each chunk, likewise.
+        fine_positions: page tokens that are fine, u16.
         data: packed codes, [coded token][row].
         fine: rows of the later streams of the fine tokens, stream by stream, [fine token][row of that stream].
         end: total bytes.
@@ -142,6 +146,7 @@ class Sections:
     page_scale: int
     chunk_low: int
     chunk_scale: int
+    fine_positions: int
     data: int
     fine: int
     end: int
@@ -163,7 +168,9 @@ class Sections:
         rows = tuple(row_bytes(shape.heads, shape.head_size, bits) for bits in widths)
         low = header_bytes + 2 * (shape.raw_head + shape.raw_tail) * channels
         fields = low + 2 * page
-        data = fields + 2 * chunks * channels * meta
+        positions = fields + 2 * chunks * channels * meta
+        fine_tokens = shape.fine if len(widths) > 1 else 0
+        data = positions + 2 * fine_tokens
         fine = data + coded * rows[0]
         return Sections(
             raw=header_bytes,
@@ -171,9 +178,10 @@ class Sections:
             page_scale=low + page,
             chunk_low=fields,
             chunk_scale=fields + chunks * channels * meta,
+            fine_positions=positions,
             data=data,
             fine=fine,
-            end=fine + shape.fine_tail * sum(rows[1:]),
+            end=fine + fine_tokens * sum(rows[1:]),
             chunks=chunks,
             rows=rows,
             meta=meta,
@@ -181,7 +189,7 @@ class Sections:
 
     def stream_bytes(self, shape: PageShape) -> tuple[int, ...]:
         """Bytes of each stream."""
-        return (self.end, *((shape.coded_tokens - shape.fine_tail) * row for row in self.rows[1:]))
+        return (self.end, *((shape.coded_tokens - shape.fine) * row for row in self.rows[1:]))
 
 
 @lru_cache(maxsize=4096)
@@ -189,7 +197,7 @@ def header_template(codec_id: int, shape: PageShape, chunk: int, alpha: float, t
     """The header of a page with no flags and bfloat16 raw tokens; `tail` is what the codec itself puts behind it."""
     dims = (shape.tokens, shape.heads, shape.head_size, shape.raw_head, shape.raw_tail)
     first = (MAGIC, VERSION, codec_id, BFLOAT16_RAW, 0)
-    return _HEADER.pack(*first, *dims, chunk, alpha, shape.fine_tail, bytes(6)) + tail
+    return _HEADER.pack(*first, *dims, chunk, alpha, shape.fine, bytes(6)) + tail
 
 
 def write_header(out: NDArray[np.uint8], template: bytes, *, wide: bool, raw_float16: bool) -> None:
@@ -227,6 +235,34 @@ def read_table(table: bytes, least: float, most: float) -> NDArray[np.float32]:
         raise CodecError(f"page header: centroids outside {least}..{most}")
     numbers.flags.writeable = False
     return numbers
+
+
+def read_positions(stream: NDArray[np.uint8], sections: Sections, shape: PageShape) -> NDArray[np.int32]:
+    """Positions of the fine tokens, checked."""
+    found = stream[sections.fine_positions : sections.data].copy().view("<u2").astype(np.int32)
+    if not valid_positions(found, shape):
+        raise CodecError("positions of fine tokens must increase and name tokens that are not raw")
+    return found
+
+
+def valid_positions(positions: NDArray[np.int32], shape: PageShape) -> bool:
+    """Whether these can be the fine tokens of a page."""
+    if len(positions) != shape.fine:
+        return False
+    rising = bool(np.all(positions[1:] > positions[:-1]))
+    return shape.fine == 0 or (
+        rising and int(positions[0]) >= shape.raw_head and int(positions[-1]) < shape.tokens - shape.raw_tail
+    )
+
+
+def row_places(positions: NDArray[np.int32], shape: PageShape) -> NDArray[np.int32]:
+    """For each coded token its row in the later streams, or ~row in the fine rows of stream 0 if it is fine."""
+    places = np.ones(shape.coded_tokens, dtype=np.int32)
+    places[positions - shape.raw_head] = 0
+    ordinary = np.cumsum(places, dtype=np.int32) - 1
+    places = np.where(places, ordinary, 0)
+    places[positions - shape.raw_head] = ~np.arange(shape.fine, dtype=np.int32)
+    return places
 
 
 def _name_difference(found: bytes, template: bytes) -> None:

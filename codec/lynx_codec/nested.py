@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lynx_codec.codecs import PageCodec
+from lynx_codec.codecs import PageCodec, checked_positions
 from lynx_codec.errors import CodecError
-from lynx_codec.layout import HEADER_BYTES, NESTED_ID, Sections, read_table, write_header
+from lynx_codec.layout import HEADER_BYTES, NESTED_ID, Sections, read_positions, read_table, row_places, write_header
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -67,24 +67,34 @@ class NestedCodec(PageCodec):
     def stream_bytes(self, shape: PageShape, *, wide: bool = False) -> tuple[int, ...]:
         return self._sections(shape, wide).stream_bytes(shape)
 
-    def encode(self, page: NDArray[Any], shape: PageShape, outs: Sequence[memoryview]) -> tuple[int, ...]:
+    def encode(
+        self,
+        page: NDArray[Any],
+        shape: PageShape,
+        outs: Sequence[memoryview],
+        fine: NDArray[np.integer[Any]] | None = None,
+    ) -> tuple[int, ...]:
         self.check_page(page, shape)
         buffers = self._buffers(outs, shape)
+        positions = checked_positions(fine, shape)
         anchor = buffers[0]
         self._encode_raw(page, shape, anchor)
         wide = False
         if shape.coded_tokens:
             codes, wide = self._engine.encode_codes(page, shape, self._chunk, anchor, self.header_bytes)
             sections = self._sections(shape, wide)
-            split = shape.coded_tokens - shape.fine_tail
-            self._engine.pack(codes, shape, self._shifts[0], self._bits[0], anchor[sections.data : sections.fine])
+            everyone, ordinary, chosen = _token_sets(positions, shape)
+            data = anchor[sections.data : sections.fine]
+            self._engine.pack(codes, everyone, shape, self._shifts[0], self._bits[0], data)
+            if len(self._bits) > 1:
+                anchor[sections.fine_positions : sections.data] = positions.astype("<u2").view(np.uint8)
             at = sections.fine
             for i, (row, shift, bits) in enumerate(self._later(sections), 1):
-                end = at + shape.fine_tail * row
-                if split:
-                    self._engine.pack(codes[:split], shape, shift, bits, buffers[i][: split * row])
-                if shape.fine_tail:
-                    self._engine.pack(codes[split:], shape, shift, bits, anchor[at:end])
+                end = at + shape.fine * row
+                if len(ordinary):
+                    self._engine.pack(codes, ordinary, shape, shift, bits, buffers[i][: len(ordinary) * row])
+                if shape.fine:
+                    self._engine.pack(codes, chosen, shape, shift, bits, anchor[at:end])
                 at = end
         write_header(anchor, self._header(shape), wide=wide, raw_float16=page.dtype == np.float16)
         return self.stream_bytes(shape, wide=wide)
@@ -100,19 +110,24 @@ class NestedCodec(PageCodec):
         if not shape.coded_tokens:
             return
         sections = self._sections(shape, header.wide)
-        split = shape.coded_tokens - shape.fine_tail
+        single = len(self._bits) == 1
+        positions = np.empty(0, np.int32) if single else read_positions(anchor, sections, shape)
+        everyone, ordinary, chosen = _token_sets(positions, shape)
         codes = np.zeros((shape.coded_tokens, shape.channels), dtype=np.uint8)
-        self._engine.unpack(anchor[sections.data : sections.fine], shape, self._shifts[0], self._bits[0], codes)
+        data = anchor[sections.data : sections.fine]
+        self._engine.unpack(data, everyone, shape, self._shifts[0], self._bits[0], codes)
         at = sections.fine
         for i, (row, shift, bits) in enumerate(self._later(sections), 1):
-            end = at + shape.fine_tail * row
-            if split and i < len(arrays):
-                self._engine.unpack(arrays[i], shape, shift, bits, codes[:split])
-            if shape.fine_tail:
-                self._engine.unpack(anchor[at:end], shape, shift, bits, codes[split:])
+            end = at + shape.fine * row
+            if len(ordinary) and i < len(arrays):
+                self._engine.unpack(arrays[i], ordinary, shape, shift, bits, codes)
+            if shape.fine:
+                self._engine.unpack(anchor[at:end], chosen, shape, shift, bits, codes)
             at = end
-        positions = self._positions(len(arrays), header.tail[WIDTHS_BYTES:])
-        self._engine.decode_codes(anchor, codes, shape, self._chunk, self.header_bytes, header.wide, positions, out)
+        points = self._points(len(arrays), header.tail[WIDTHS_BYTES:])
+        places = everyone if single else row_places(positions, shape)
+        where = (shape, self._chunk, self.header_bytes, header.wide)
+        self._engine.decode_codes(anchor, codes, *where, points, places, out)
 
     def _sections(self, shape: PageShape, wide: bool) -> Sections:
         return Sections.of(shape, self.header_bytes, self._bits, wide, self._chunk)
@@ -121,8 +136,17 @@ class NestedCodec(PageCodec):
         """Row bytes, shift and bits of each stream behind the first."""
         return list(zip(sections.rows[1:], self._shifts[1:], self._bits[1:], strict=True))
 
-    def _positions(self, streams: int, table: bytes) -> NDArray[np.float32]:
+    def _points(self, streams: int, table: bytes) -> NDArray[np.float32]:
         """[2, 256]: where each code is read after so many streams, and with all of them."""
         known = sum(self._bits[:streams])
         points = read_table(table, 0.0, 255.0) if streams == 1 and table else cell_middles(known)
         return np.stack([np.repeat(points, 1 << (CODE_BITS - known)), cell_middles(CODE_BITS)])
+
+
+def _token_sets(
+    positions: NDArray[np.int32], shape: PageShape
+) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
+    """Coded tokens, counted from the first coded one: all, those that are not fine, those that are."""
+    everyone = np.arange(shape.coded_tokens, dtype=np.int32)
+    chosen = positions - np.int32(shape.raw_head)
+    return everyone, np.delete(everyone, chosen), chosen

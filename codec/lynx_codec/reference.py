@@ -265,7 +265,14 @@ class ReferenceEngine:
         store(values.reshape(stop - first, shape.heads, shape.head_size), out[first:stop])
 
     def encode_lynx(
-        self, page: NDArray[Any], shape: PageShape, anchor: U8, residual: U8, base: int, tables: LynxTables
+        self,
+        page: NDArray[Any],
+        shape: PageShape,
+        anchor: U8,
+        residual: U8,
+        base: int,
+        tables: LynxTables,
+        places: I32,
     ) -> bool:
         chunks = self._chunks(page, shape)
         stats = statistics(chunks)
@@ -291,10 +298,9 @@ class ReferenceEngine:
             q_res.append((magnitude << 4) - level)  # lines 16 and 17
             q_anc.append(np.where(centred < 0, -magnitude - 1, magnitude))  # lines 12 and 18
         anchor[sections.data : sections.fine] = pack_nibbles(np.concatenate(q_anc) & 15, shape).reshape(-1)
-        rows = pack_nibbles(np.concatenate(q_res) & 15, shape)
-        split = shape.coded_tokens - shape.fine_tail
-        residual[:] = rows[:split].reshape(-1)
-        anchor[sections.fine : sections.end] = rows[split:].reshape(-1)
+        corrections = pack_nibbles(np.concatenate(q_res) & 15, shape)
+        residual[:] = corrections[places >= 0].reshape(-1)
+        anchor[sections.fine : sections.end] = corrections[places < 0].reshape(-1)
         return wide
 
     def decode_lynx(
@@ -306,19 +312,18 @@ class ReferenceEngine:
         wide: bool,
         coarse: F32,
         full: F32,
+        places: I32,
         out: NDArray[Any],
     ) -> None:
         sections = Sections.of(shape, base, (4, 4), wide)
         grid, mu_code, sigma_code = self._read_fields(anchor, sections, shape, wide)
         mu, sigma = grid.place(mu_code), grid.length(sigma_code)
-        split, row = shape.coded_tokens - shape.fine_tail, sections.rows[0]
+        row = sections.rows[0]
         codes = unpack_nibbles(anchor[sections.data : sections.fine].reshape(-1, row), shape)
         units = coarse[codes]
-        if shape.fine_tail:
-            fine_rows = anchor[sections.fine : sections.end].reshape(-1, row)
-            units[split:] = full[codes[split:] << 4 | unpack_nibbles(fine_rows, shape)]
-        if residual is not None and split:
-            units[:split] = full[codes[:split] << 4 | unpack_nibbles(residual.reshape(-1, row), shape)]
+        for chosen, data in ((places < 0, anchor[sections.fine : sections.end]), (places >= 0, residual)):
+            if data is not None and data.size:
+                units[chosen] = full[codes[chosen] << 4 | unpack_nibbles(data.reshape(-1, row), shape)]
         offset = shape.raw_head
         for i, (start, stop) in enumerate(chunk_spans(shape)):
             values = mu[i] + sigma[i] * units[start - offset : stop - offset]
@@ -378,33 +383,41 @@ class ReferenceEngine:
         return codes, wide
 
     def decode_codes(
-        self, data: U8, codes: U8, shape: PageShape, chunk: int, base: int, wide: bool, tables: F32, out: NDArray[Any]
+        self,
+        data: U8,
+        codes: U8,
+        shape: PageShape,
+        chunk: int,
+        base: int,
+        wide: bool,
+        tables: F32,
+        places: I32,
+        out: NDArray[Any],
     ) -> None:
         sections = Sections.of(shape, base, (8,), wide, chunk)
         grid, low_code, range_code = self._read_fields(data, sections, shape, wide)
         low, delta = grid.place(low_code), grid.length(range_code) / TOP_CODE
-        split = shape.coded_tokens - shape.fine_tail
-        positions = np.concatenate([tables[0][codes[:split]], tables[1][codes[split:]]])
+        positions = np.where((places < 0)[:, None], tables[1][codes], tables[0][codes])
         offset = shape.raw_head
         for i, (start, stop) in enumerate(chunk_spans(shape, chunk)):
             values = low[i] + delta[i] * positions[start - offset : stop - offset]
             store(values.reshape(-1, shape.heads, shape.head_size), out[start:stop])
 
-    def pack(self, codes: U8, shape: PageShape, shift: int, bits: int, out: U8) -> None:
-        heads = codes.reshape(len(codes), shape.heads, shape.head_size)
+    def pack(self, codes: U8, tokens: I32, shape: PageShape, shift: int, bits: int, out: U8) -> None:
+        heads = codes[tokens].reshape(len(tokens), shape.heads, shape.head_size)
         parts = []
         for width in planes(bits):
             bits -= width
             parts.append(pack_plane(heads >> np.uint8(shift + bits) & np.uint8((1 << width) - 1), width))
         out[:] = np.concatenate(parts, axis=1).reshape(-1)
 
-    def unpack(self, data: U8, shape: PageShape, shift: int, bits: int, codes: U8) -> None:
+    def unpack(self, data: U8, tokens: I32, shape: PageShape, shift: int, bits: int, codes: U8) -> None:
         heads = codes.reshape(len(codes), shape.heads, shape.head_size)
-        rows, at = data.reshape(len(codes), -1), 0
+        rows, at = data.reshape(len(tokens), -1), 0
         for width in planes(bits):
             bits -= width
             size = shape.heads * -(-shape.head_size * width // 8)
-            heads |= unpack_plane(rows[:, at : at + size], shape, width) << np.uint8(shift + bits)
+            heads[tokens] |= unpack_plane(rows[:, at : at + size], shape, width) << np.uint8(shift + bits)
             at += size
 
     @staticmethod
@@ -422,7 +435,7 @@ class ReferenceEngine:
         out[sections.page_low : sections.page_scale] = stats.low.astype("<u2").view(np.uint8)
         out[sections.page_scale : sections.chunk_low] = stats.scale.astype("<u2").view(np.uint8)
         out[sections.chunk_low : sections.chunk_scale] = first.astype(dtype).reshape(-1).view(np.uint8)
-        out[sections.chunk_scale : sections.data] = second.astype(dtype).reshape(-1).view(np.uint8)
+        out[sections.chunk_scale : sections.fine_positions] = second.astype(dtype).reshape(-1).view(np.uint8)
 
     @staticmethod
     def _read_fields(data: U8, sections: Sections, shape: PageShape, wide: bool) -> tuple[Grid, I32, I32]:
@@ -430,7 +443,7 @@ class ReferenceEngine:
         low = data[sections.page_low : sections.page_scale].copy().view("<u2").astype(np.uint16)
         scale = data[sections.page_scale : sections.chunk_low].copy().view("<u2").astype(np.uint16)
         check_page_fields(widen(low), widen(scale))
-        fields = data[sections.chunk_low : sections.data].copy().view(dtype).astype(np.int32)
+        fields = data[sections.chunk_low : sections.fine_positions].copy().view(dtype).astype(np.int32)
         first, second = fields.reshape(2, sections.chunks, shape.channels)
         return Grid.of(low, scale, wide), first, second
 

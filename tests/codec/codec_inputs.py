@@ -56,11 +56,17 @@ def with_layout(page: np.ndarray, layout: str) -> np.ndarray:
 LAYOUTS = ("plain", "heads first", "channels last to first", "backwards", "window")
 
 
+def fine_positions(shape: PageShape) -> np.ndarray:
+    """Some choice of fine tokens that is the same for the same shape."""
+    chosen = np.random.default_rng(shape.tokens).choice(shape.coded_tokens, shape.fine, replace=False)
+    return np.sort(chosen) + shape.raw_head
+
+
 def encode(codec: Codec, page: np.ndarray, shape: PageShape) -> list[bytes]:
-    """Streams of a page; bytes past the returned lengths are checked to be left alone."""
+    """Streams of a page with some fine tokens; bytes past the returned lengths are checked to be left alone."""
     room = [size + 5 for size in codec.stream_bytes(shape, wide=True)]
     buffers = [bytearray(b"\xa5" * size) for size in room]
-    sizes = codec.encode(page, shape, [memoryview(b) for b in buffers])
+    sizes = codec.encode(page, shape, [memoryview(b) for b in buffers], fine_positions(shape))
     assert sizes in (codec.stream_bytes(shape), codec.stream_bytes(shape, wide=True))
     # A page that turns out narrow may not use the wide room, not even for a moment.
     assert all(bytes(b[size:]) == b"\xa5" * (len(b) - size) for b, size in zip(buffers, sizes, strict=True))

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from codec_inputs import NAMES, as_dtype, as_float32, decode, encode, from_bfloat16, normal, pages, round_trip
+from codec_inputs import (
+    NAMES,
+    as_dtype,
+    as_float32,
+    decode,
+    encode,
+    fine_positions,
+    from_bfloat16,
+    normal,
+    pages,
+    round_trip,
+)
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -69,7 +80,11 @@ def test_lynx_nibbles(sample):
     wide = len(anchor) != codec.stream_bytes(shape)[0]
     sections = Sections.of(shape, LYNX_HEADER_BYTES, (4, 4), wide)
     data = np.frombuffer(anchor[sections.data : sections.fine], np.uint8)
-    corrections = np.frombuffer(residual + anchor[sections.fine :], np.uint8)
+    corrections = np.empty((shape.coded_tokens, sections.rows[1]), np.uint8)
+    fine = np.isin(np.arange(shape.coded_tokens) + shape.raw_head, fine_positions(shape))
+    for chosen, rows in ((~fine, residual), (fine, anchor[sections.fine :])):
+        corrections[chosen] = np.frombuffer(rows, np.uint8).reshape(-1, sections.rows[1])
+    corrections = corrections.reshape(-1)
     for shift in (0, 4):
         nibble = ((data >> shift) & 15).astype(int)
         signed = np.where(nibble >= 8, nibble - 16, nibble)

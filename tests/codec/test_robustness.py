@@ -107,7 +107,8 @@ def test_wrong_stream_counts(name):
         (16, "raw_tail"),
         (18, "chunk"),
         (20, "alpha"),
-        (24, "reserved"),
+        (24, "fine"),
+        (26, "reserved"),
         (31, "reserved"),
     ],
 )
