@@ -11,6 +11,8 @@ from lynx_codec.base import CHUNK_TOKENS, Codec, PageShape
 from lynx_codec.errors import CodecError
 from lynx_codec.layout import (
     BF16_ID,
+    FLAG_WIDE,
+    FLAGS_AT,
     HEADER_BYTES,
     INT4_ID,
     INT8_ID,
@@ -27,6 +29,7 @@ from lynx_codec.layout import (
     valid_positions,
     write_header,
 )
+from lynx_codec.pageformat import PageFormat, Section, add_raw, cut, take_heads
 from lynx_codec.tables import LynxTables, lynx_tables
 
 if TYPE_CHECKING:
@@ -145,6 +148,9 @@ class PageCodec(Codec):
 
     codec_id: int
     header_bytes = HEADER_BYTES
+    grid_tokens = CHUNK_TOKENS
+    planes: tuple[tuple[int, ...], ...] = ()
+    """Bits of a value in each plane of the coded rows of each stream."""
     _has_escape = True
     _chunk = CHUNK_TOKENS
     _alpha = 0.0
@@ -160,6 +166,29 @@ class PageCodec(Codec):
 
     def params(self) -> dict[str, Any]:
         return {}
+
+    def page_format(self, *, wide: bool) -> PageFormat:
+        """What the streams are made of, for a page that escaped or did not."""
+        field = Section("chunk", (16 if wide else 8,))
+        metadata = (Section("raw", (16,)), Section("page", (16,)), Section("page", (16,)), field, field)
+        first, *later = ((Section("coded", bits),) for bits in self.planes)
+        return PageFormat(self.header_bytes, self.grid_tokens, ((*metadata, *first), *later))
+
+    def _format_of(self, streams: Sequence[bytes]) -> PageFormat:
+        if not 1 <= len(streams) <= len(self.stream_names) or len(streams[0]) < self.header_bytes:
+            raise CodecError(f"these are no streams of a page of codec {self.name}")
+        return self.page_format(wide=bool(streams[0][FLAGS_AT] & FLAG_WIDE))
+
+    def cut_page(self, streams: Sequence[bytes], shape: PageShape, start: int, stop: int) -> tuple[bytes, ...]:
+        return cut(self._format_of(streams), streams, shape, start, stop)
+
+    def take_heads(self, streams: Sequence[bytes], shape: PageShape, heads: Sequence[int]) -> tuple[bytes, ...]:
+        return take_heads(self._format_of(streams), streams, shape, heads)
+
+    def add_raw(
+        self, streams: Sequence[bytes], shape: PageShape, added: Sequence[bytes], more: PageShape
+    ) -> tuple[bytes, ...] | None:
+        return add_raw(self._format_of(streams), streams, shape, added, more)
 
     def warm_up(self) -> None:
         """Compile the kernels, or load them from numba's cache, so that the first page does not pay for it."""
@@ -253,6 +282,8 @@ class LynxCodec(PageCodec):
         self._alpha = self._tables.alpha
         self._tail = self._tables.centroids.astype("<f2").tobytes()
 
+    planes = ((4,), (4,))
+
     def params(self) -> dict[str, Any]:
         return {"alpha": self._alpha}
 
@@ -302,6 +333,7 @@ class AffineCodec(PageCodec):
         self._bits = bits
         self.name = f"int{bits}"
         self.codec_id = {8: INT8_ID, 4: INT4_ID}[bits]
+        self.planes = ((bits,),)
 
     def stream_bytes(self, shape: PageShape, *, wide: bool = False) -> tuple[int, ...]:
         return (Sections.of(shape, self.header_bytes, (self._bits,), wide).end,)
@@ -336,7 +368,11 @@ class Bfloat16Codec(PageCodec):
     name = "bf16"
     stream_names = ("anchor",)
     codec_id = BF16_ID
+    grid_tokens = 1
     _has_escape = False
+
+    def page_format(self, *, wide: bool) -> PageFormat:
+        return PageFormat(self.header_bytes, 1, ((Section("token", (16,)),),))
 
     def stream_bytes(self, shape: PageShape, *, wide: bool = False) -> tuple[int, ...]:
         return (self.header_bytes + shape.tokens * row_bytes(shape.heads, shape.head_size, 8) * 2,)

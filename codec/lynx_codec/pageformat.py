@@ -1,0 +1,193 @@
+"""Cut, select and extend encoded pages by copying their bytes.
+
+A codec whose streams are a header and tables of rows describes them with a `PageFormat`; what is here then works for it.
+No value is decoded, so what is left of a page decodes to the same floats as before.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from lynx_codec.errors import CodecError
+from lynx_codec.layout import FLAGS_AT, RAW_AT
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from lynx_codec.base import PageShape
+
+    U8 = NDArray[np.uint8]
+
+__all__ = ["PageFormat", "Rows", "Section", "add_raw", "cut", "take_heads"]
+
+Rows = Literal["token", "raw", "page", "chunk", "coded"]
+"""What a row of a section is: any token, a raw token, the page (one row), a chunk, or a coded token."""
+
+_DIMS = struct.Struct("<HHHHH")
+_DIMS_AT = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A table inside a stream.
+
+    Attributes:
+        rows: what its rows are.
+        bits: bits of a value in each of the planes of a row. A plane holds its heads one after another, a whole number
+            of bytes each.
+    """
+
+    rows: Rows
+    bits: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PageFormat:
+    """What the streams of an encoded page are made of.
+
+    Attributes:
+        header_bytes: header of stream 0, which names the shape.
+        chunk: tokens of a chunk, counted from the first token of the page; 1 where tokens share nothing.
+        streams: the sections of each stream, in order.
+    """
+
+    header_bytes: int
+    chunk: int
+    streams: tuple[tuple[Section, ...], ...]
+
+
+def cut(page: PageFormat, streams: Sequence[bytes], shape: PageShape, start: int, stop: int) -> tuple[bytes, ...]:
+    """The page of tokens [start, stop), whose shape is `shape.cut(start, stop)`.
+
+    `start` is a multiple of the chunk, or no coded token is left.
+    """
+    left = shape.cut(start, stop)
+    if start % page.chunk and left.coded_tokens:
+        raise CodecError(f"a page of chunks of {page.chunk} tokens cannot begin at token {start}")
+    tables = [
+        [
+            np.concatenate([table[rows] for rows in _kept(section, shape, page.chunk, start, stop)])
+            for section, table in stream
+        ]
+        for stream in _tables(page, streams, shape)
+    ]
+    return _joined(page, streams[0], left, tables)
+
+
+def take_heads(page: PageFormat, streams: Sequence[bytes], shape: PageShape, heads: Sequence[int]) -> tuple[bytes, ...]:
+    """The page of these heads in this order, whose shape is `shape.with_heads(len(heads))`."""
+    index = np.array(heads, dtype=np.intp)
+    tables = []
+    for stream in _tables(page, streams, shape):
+        taken = []
+        for section, table in stream:
+            planes, at = [], 0
+            for bits in section.bits:
+                size = _head_bytes(shape.head_size, bits)
+                end = at + shape.heads * size
+                plane = table[:, at:end].reshape(len(table), shape.heads, size)
+                planes.append(plane[:, index].reshape(len(table), len(index) * size))
+                at = end
+            taken.append(np.concatenate(planes, axis=1))
+        tables.append(taken)
+    return _joined(page, streams[0], shape.with_heads(len(heads)), tables)
+
+
+def add_raw(
+    page: PageFormat, streams: Sequence[bytes], shape: PageShape, added: Sequence[bytes], more: PageShape
+) -> tuple[bytes, ...] | None:
+    """The page with the tokens of another behind its own, all of them raw; None if their 16-bit dtypes differ.
+
+    The shape is `shape.with_raw(more.tokens)`.
+    """
+    if streams[0][RAW_AT] != added[0][RAW_AT]:
+        return None
+    tables = []
+    for stream, other in zip(_tables(page, streams, shape), _tables(page, added, more), strict=False):
+        grown = []
+        for (section, table), (_, new) in zip(stream, other, strict=True):
+            grown.append(np.concatenate([table, new]) if section.rows in ("raw", "token") else table)
+        tables.append(grown)
+    return _joined(page, streams[0], shape.with_raw(more.tokens), tables)
+
+
+def _head_bytes(head_size: int, bits: int) -> int:
+    return (head_size * bits + 7) // 8
+
+
+def _row_count(rows: Rows, shape: PageShape, chunk: int) -> int:
+    coded = shape.coded_tokens
+    match rows:
+        case "token":
+            return shape.tokens
+        case "raw":
+            return shape.raw_head + shape.raw_tail
+        case "page":
+            return 1 if coded else 0
+        case "chunk":
+            return (shape.raw_head + coded - 1) // chunk - shape.raw_head // chunk + 1 if coded else 0
+        case "coded":
+            return coded
+
+
+def _kept(section: Section, shape: PageShape, chunk: int, start: int, stop: int) -> list[slice]:
+    """The rows of a section that tokens [start, stop) need."""
+    head, tail = shape.raw_head, shape.tokens - shape.raw_tail
+    first, last = max(start, head), min(stop, tail)
+    coded = first < last
+    match section.rows:
+        case "token":
+            return [slice(start, stop)]
+        case "raw":
+            before = slice(min(start, head), min(stop, head))
+            return [before, slice(head + max(start - tail, 0), head + max(stop - tail, 0))]
+        case "page":
+            return [slice(0, int(coded))]
+        case "chunk":
+            return [
+                slice(first // chunk - head // chunk, (last - 1) // chunk - head // chunk + 1) if coded else slice(0)
+            ]
+        case "coded":
+            return [slice(first - head, last - head) if coded else slice(0)]
+
+
+def _tables(page: PageFormat, streams: Sequence[bytes], shape: PageShape) -> list[list[tuple[Section, U8]]]:
+    """Every section as uint8 [rows, bytes of a row].
+
+    Raises:
+        CodecError: a stream has another length than its sections.
+    """
+    found = []
+    for number, (sections, data) in enumerate(zip(page.streams, streams, strict=False)):
+        array = np.frombuffer(data, dtype=np.uint8)
+        at = 0 if number else page.header_bytes
+        tables = []
+        for section in sections:
+            rows = _row_count(section.rows, shape, page.chunk)
+            row_bytes = sum(shape.heads * _head_bytes(shape.head_size, bits) for bits in section.bits)
+            end = at + rows * row_bytes
+            if end > len(array):
+                raise CodecError(f"stream {number} has {len(array)} bytes, its sections take more")
+            tables.append((section, array[at:end].reshape(rows, row_bytes)))
+            at = end
+        if at != len(array):
+            raise CodecError(f"stream {number} has {len(array)} bytes, its sections take {at}")
+        found.append(tables)
+    return found
+
+
+def _joined(page: PageFormat, first: bytes, shape: PageShape, tables: list[list[U8]]) -> tuple[bytes, ...]:
+    """Streams of these tables, the first behind the old header with the new shape."""
+    header = bytearray(first[: page.header_bytes])
+    _DIMS.pack_into(header, _DIMS_AT, shape.tokens, shape.heads, shape.head_size, shape.raw_head, shape.raw_tail)
+    if shape.coded_tokens == 0:
+        header[FLAGS_AT] = 0
+    streams = [b"".join(table.tobytes() for table in stream) for stream in tables]
+    streams[0] = bytes(header) + streams[0]
+    return tuple(streams)
