@@ -76,8 +76,7 @@ class PackedArray:
         *,
         page_tokens: int = PAGE_TOKENS,
     ) -> None:
-        if not 1 <= page_tokens <= 0xFFFF:
-            raise CodecError(f"page_tokens must be 1 to 65535, not {page_tokens}")
+        _check_page_tokens(page_tokens)
         PageShape(0, heads, head_size)
         self.codec = codec
         self.heads = heads
@@ -115,6 +114,7 @@ class PackedArray:
         tokens, heads, head_size = array.shape
         if raw_head < 0 or raw_tail < 0:
             raise CodecError(f"raw_head and raw_tail must not be negative: {raw_head}, {raw_tail}")
+        _check_page_tokens(page_tokens)
         pages = []
         for start in range(0, tokens, page_tokens):
             stop = min(start + page_tokens, tokens)
@@ -381,6 +381,11 @@ class PackedCache:
     def _check_places(self, others: Sequence[PackedCache]) -> None:
         if any(other.arrays.keys() != self.arrays.keys() for other in others):
             raise CodecError("the caches differ in layers or kinds")
+
+
+def _check_page_tokens(page_tokens: int) -> None:
+    if not 1 <= page_tokens <= 0xFFFF:
+        raise CodecError(f"page_tokens must be 1 to 65535, not {page_tokens}")
 
 
 def _encode(codec: Codec, values: NDArray[Any], shape: PageShape) -> tuple[bytes, ...]:

@@ -1,7 +1,7 @@
 """Cut, select and extend encoded pages by copying their bytes.
 
-A codec whose streams are a header and tables of rows describes them with a `PageFormat`; what is here then works for it.
-No value is decoded, so what is left of a page decodes to the same floats as before.
+A codec whose streams are a header and tables of rows describes them with a `PageFormat`; what is here then works for
+it. No value is decoded, so what is left of a page decodes to the same floats as before.
 """
 
 from __future__ import annotations

@@ -204,6 +204,7 @@ class TestRefusals:
             (lambda p: PackedArray(get_codec("int8"), 2, 4, p.pages), "a page of 2 streams"),
             (lambda p: PackedArray(p.codec, 1, 4, p.pages), "a page of 2 heads"),
             (lambda p: PackedArray(p.codec, 1, 4, page_tokens=0), "page_tokens"),
+            (lambda p: PackedArray.encode(p.codec, normal(3, 4, 5), page_tokens=0), "page_tokens"),
             (lambda p: PackedArray.encode(p.codec, normal(3, 4)), "2 dimensions"),
             (lambda p: PackedArray.encode(p.codec, normal(3, 4, 5), raw_tail=-1), "negative"),
             (lambda p: PackedPage((), PageShape(1, 1, 1)), "not a packed page"),
