@@ -3,6 +3,7 @@
 from lynx_codec.base import CHUNK_TOKENS, PAGE_TOKENS, Codec, PageShape
 from lynx_codec.errors import CodecError, LynxError, NonFiniteError
 from lynx_codec.packed import PackedArray, PackedCache, PackedPage
+from lynx_codec.plan import CodecPlan, CodecRule
 from lynx_codec.registry import bits_per_value, codec_names, get_codec
 
 __all__ = [
@@ -10,6 +11,8 @@ __all__ = [
     "PAGE_TOKENS",
     "Codec",
     "CodecError",
+    "CodecPlan",
+    "CodecRule",
     "LynxError",
     "NonFiniteError",
     "PackedArray",

@@ -30,7 +30,8 @@ class Offer:
     Attributes:
         request_id: chosen by the application; names the request, not the transfer.
         layout: shape of the cache.
-        codec, codec_params: `lynx_codec.get_codec(codec, **codec_params)`.
+        codec, codec_params: `lynx_codec.get_codec(codec, **codec_params)`; "plan" and a table of codecs, of layers
+            that differ (`lynx_codec.CodecPlan`).
         streams: number of streams of the codec.
         meta: whatever the sender's application adds; plain msgpack values.
         first_token: first output token, computed by the prefill side; None if it was not sent.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from lynx_codec import Codec
+    from lynx_codec.plan import CodecTable
     from lynx_net.aio.readiness import Readiness
     from lynx_net.aio.timeline import Timeline
     from lynx_net.aio.transfer import Offer, OutgoingTransfer
@@ -39,9 +39,9 @@ class Sending:
     exception aborts the transfer, and the receiver's waiters learn of it at once.
     """
 
-    def __init__(self, transfer: OutgoingTransfer, codec: Codec, executor: Executor | None) -> None:
+    def __init__(self, transfer: OutgoingTransfer, codecs: CodecTable, executor: Executor | None) -> None:
         self._transfer = transfer
-        self._codec = codec
+        self._codecs = codecs
         self._executor = executor
         self._written: set[int] = set()
 
@@ -93,7 +93,7 @@ class Sending:
                 self._transfer.link.abort(self._transfer.id, AbortCode.CODEC, where, error)
                 error.add_note(f"in layer {layer}")
                 raise
-            for stream in range(len(self._codec.stream_names)):
+            for stream in range(len(self._codecs.stream_names)):
                 for page, streams in encoded:
                     self._transfer.submit(page.index, stream, streams[stream])
 
@@ -127,9 +127,10 @@ class Sending:
         for page in group:
             array = arrays[page.kind]
             assert array is not None
-            outs = [memoryview(bytearray(size)) for size in self._codec.stream_bytes(page.shape, wide=True)]
+            codec = self._codecs.codec(page.layer, page.kind)
+            outs = [memoryview(bytearray(size)) for size in codec.stream_bytes(page.shape, wide=True)]
             try:
-                lengths = self._codec.encode(array[page.start : page.stop], page.shape, outs)
+                lengths = codec.encode(array[page.start : page.stop], page.shape, outs)
             except NonFiniteError as error:
                 error.add_note(f"{page.kind}s, token {page.start + error.token} of the cache")
                 raise

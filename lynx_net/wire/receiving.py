@@ -134,6 +134,7 @@ class ReceiveState:
         self._early_largest = 0
         self._sizes = sizes
         self._page_count = layout.page_count
+        self._pages_per_layer = len(layout.layer_pages(0)) if layout.layers else 0
         self._full_windows = windows
         self.windows = [ReceiveWindow(size) for size in windows]
         self.windows[0].limit = initial_credit
@@ -143,9 +144,7 @@ class ReceiveState:
                 self.windows[stream].window = min(max(early_window, two_segments), windows[stream])
         self._pages: dict[int, _Page] = {}
         self._arrived_pages = [0] * streams
-        per_layer = len(layout.layer_pages(0)) if layout.layers else 0
-        self._pages_per_layer = per_layer
-        self._layer_missing = [[per_layer] * layout.layers for _ in range(streams)]
+        self._layer_missing = [[self._pages_per_layer] * layout.layers for _ in range(streams)]
         self._layers_missing = [layout.layers] * streams
 
     def start(self) -> list[LayerReady | StreamReady | TransferComplete]:
@@ -168,10 +167,13 @@ class ReceiveState:
         return self._initial_credit + self._largest_page(0)
 
     def _largest_page(self, stream: int) -> int:
-        """The most bytes that a page can have in this stream; all layers have pages of the same shapes."""
-        pages = self.layout.layer_pages(0) if self._page_count else range(0)
-        shapes = {self.layout.page(index).shape: index for index in pages}
-        return max((max(self._sizes(index)[stream]) for index in shapes.values()), default=0)
+        """The most bytes that a page can have in this stream; all layers are cut alike, but may differ in codecs."""
+        if not self._page_count:
+            return 0
+        first = (self.layout.page(index) for index in self.layout.layer_pages(0))
+        alike = {(page.kind, page.shape): page.index for page in first}.values()
+        starts = range(0, self._page_count, self._pages_per_layer)
+        return max(max(self._sizes(start + index)[stream]) for start in starts for index in alike)
 
     def _widen(self) -> None:
         """A stream is in: the next ones get their whole window, up to the first that is still owed (rule 7)."""
