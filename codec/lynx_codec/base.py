@@ -73,7 +73,9 @@ class PageShape:
             raise CodecError(f"tokens {start} to {stop} of a page of {self.tokens}")
         raw_head = max(min(self.raw_head, stop) - start, 0)
         raw_tail = max(stop - max(self.tokens - self.raw_tail, start), 0)
-        return replace(self, tokens=stop - start, raw_head=raw_head, raw_tail=raw_tail)
+        coded_stop = self.tokens - self.raw_tail
+        fine_tail = max(min(stop, coded_stop) - max(start, coded_stop - self.fine_tail), 0)
+        return PageShape(stop - start, self.heads, self.head_size, raw_head, raw_tail, fine_tail)
 
     def with_heads(self, heads: int) -> PageShape:
         """The same page with another number of heads."""
@@ -149,8 +151,10 @@ class Codec(ABC):
     variable_streams: frozenset[int] = frozenset()
     """Streams whose size depends on the values; `stream_bytes(shape, wide=True)` is only an upper bound of it."""
 
-    grid_tokens: int = 0
-    """An encoded page can be cut before tokens at multiples of this without touching a value; 0: pages stay whole."""
+    @property
+    def grid_tokens(self) -> int:
+        """An encoded page can be cut before tokens at multiples of this without touching a value; 0: it stays whole."""
+        return 0
 
     def cut_page(self, streams: Sequence[bytes], shape: PageShape, start: int, stop: int) -> tuple[bytes, ...]:
         """Streams of the page that keeps tokens [start, stop), its shape being `shape.cut(start, stop)`.

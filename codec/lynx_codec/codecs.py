@@ -21,6 +21,7 @@ from lynx_codec.layout import (
     PageHeader,
     Sections,
     header_template,
+    planes,
     read_header,
     read_positions,
     read_table,
@@ -148,9 +149,8 @@ class PageCodec(Codec):
 
     codec_id: int
     header_bytes = HEADER_BYTES
-    grid_tokens = CHUNK_TOKENS
-    planes: tuple[tuple[int, ...], ...] = ()
-    """Bits of a value in each plane of the coded rows of each stream."""
+    _widths: tuple[int, ...] = ()
+    """Bits of a code in each stream whose rows are planes."""
     _has_escape = True
     _chunk = CHUNK_TOKENS
     _alpha = 0.0
@@ -167,12 +167,17 @@ class PageCodec(Codec):
     def params(self) -> dict[str, Any]:
         return {}
 
+    @property
+    def grid_tokens(self) -> int:
+        return self._chunk
+
     def page_format(self, *, wide: bool) -> PageFormat:
         """What the streams are made of, for a page that escaped or did not."""
         field = Section("chunk", (16 if wide else 8,))
         metadata = (Section("raw", (16,)), Section("page", (16,)), Section("page", (16,)), field, field)
-        first, *later = ((Section("coded", bits),) for bits in self.planes)
-        return PageFormat(self.header_bytes, self.grid_tokens, ((*metadata, *first), *later))
+        first, *later = (planes(width) for width in self._widths)
+        anchor = (*metadata, Section("coded", first), *(Section("fine", bits) for bits in later))
+        return PageFormat(self.header_bytes, self._chunk, (anchor, *((Section("coarse", bits),) for bits in later)))
 
     def _format_of(self, streams: Sequence[bytes]) -> PageFormat:
         if not 1 <= len(streams) <= len(self.stream_names) or len(streams[0]) < self.header_bytes:
@@ -282,7 +287,7 @@ class LynxCodec(PageCodec):
         self._alpha = self._tables.alpha
         self._tail = self._tables.centroids.astype("<f2").tobytes()
 
-    planes = ((4,), (4,))
+    _widths = (4, 4)
 
     def params(self) -> dict[str, Any]:
         return {"alpha": self._alpha}
@@ -333,7 +338,7 @@ class AffineCodec(PageCodec):
         self._bits = bits
         self.name = f"int{bits}"
         self.codec_id = {8: INT8_ID, 4: INT4_ID}[bits]
-        self.planes = ((bits,),)
+        self._widths = (bits,)
 
     def stream_bytes(self, shape: PageShape, *, wide: bool = False) -> tuple[int, ...]:
         return (Sections.of(shape, self.header_bytes, (self._bits,), wide).end,)

@@ -61,7 +61,7 @@ class SplitCodec(Codec):
         self._parts = tuple(codecs)
         self.stream_names, self._places = join_streams(codecs)
         grids = [codec.grid_tokens for codec in codecs]
-        self.grid_tokens = math.lcm(*grids) if all(grids) else 0
+        self._grid_tokens = math.lcm(*grids) if all(grids) else 0
         self.variable_streams = frozenset({0}).union(
             *([place[s] for s in codec.variable_streams] for codec, place in zip(codecs, self._places, strict=True))
         )
@@ -73,6 +73,10 @@ class SplitCodec(Codec):
             "codecs": [codec.name for codec in self._parts],
             "params": [codec.params() for codec in self._parts],
         }
+
+    @property
+    def grid_tokens(self) -> int:
+        return self._grid_tokens
 
     def warm_up(self) -> None:
         for codec in self._parts:

@@ -103,8 +103,9 @@ class PackedArray:
         page_tokens: int = PAGE_TOKENS,
         raw_head: int = 0,
         raw_tail: int = 0,
+        fine_tail: int = 0,
     ) -> PackedArray:
-        """Encode [tokens, heads, head size]; the first and the last tokens of the array travel raw.
+        """Encode [tokens, heads, head size]; `raw_head`, `raw_tail` and `fine_tail` count tokens of the whole array.
 
         Raises:
             CodecError, NonFiniteError, TypeError: as `Codec.encode`.
@@ -112,15 +113,17 @@ class PackedArray:
         if array.ndim != 3:
             raise CodecError(f"an array of {array.ndim} dimensions; needed is [tokens, heads, head size]")
         tokens, heads, head_size = array.shape
-        if raw_head < 0 or raw_tail < 0:
-            raise CodecError(f"raw_head and raw_tail must not be negative: {raw_head}, {raw_tail}")
+        if min(raw_head, raw_tail, fine_tail) < 0:
+            raise CodecError(f"raw_head, raw_tail, fine_tail must not be negative: {raw_head}, {raw_tail}, {fine_tail}")
         _check_page_tokens(page_tokens)
         pages = []
         for start in range(0, tokens, page_tokens):
             stop = min(start + page_tokens, tokens)
             head = min(max(raw_head - start, 0), stop - start)
             tail = min(max(stop - max(tokens - raw_tail, 0), 0), stop - start - head)
-            shape = PageShape(stop - start, heads, head_size, head, tail)
+            coded = min(stop - tail, tokens - raw_tail)
+            fine = max(coded - max(start + head, tokens - raw_tail - fine_tail), 0)
+            shape = PageShape(stop - start, heads, head_size, head, tail, fine)
             pages.append(PackedPage(_encode(codec, array[start:stop], shape), shape))
         return cls(codec, heads, head_size, pages, page_tokens=page_tokens)
 
@@ -286,14 +289,16 @@ class PackedCache:
         page_tokens: int = PAGE_TOKENS,
         raw_head: int = 0,
         raw_tail: int = 0,
+        fine_tail: int = 0,
     ) -> PackedCache:
         """Encode one sequence: (layer, kind) to [tokens, heads, head size]. `codec` may be chosen by layer and kind."""
         packed = {}
         for (layer, kind), array in arrays.items():
             chosen = codec if isinstance(codec, Codec) else codec(layer, kind)
-            packed[layer, kind] = [
-                PackedArray.encode(chosen, array, page_tokens=page_tokens, raw_head=raw_head, raw_tail=raw_tail)
-            ]
+            one = PackedArray.encode(
+                chosen, array, page_tokens=page_tokens, raw_head=raw_head, raw_tail=raw_tail, fine_tail=fine_tail
+            )
+            packed[layer, kind] = [one]
         return cls(packed)
 
     @property

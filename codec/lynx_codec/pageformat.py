@@ -26,11 +26,14 @@ if TYPE_CHECKING:
 
 __all__ = ["PageFormat", "Rows", "Section", "add_raw", "cut", "take_heads"]
 
-Rows = Literal["token", "raw", "page", "chunk", "coded"]
-"""What a row of a section is: any token, a raw token, the page (one row), a chunk, or a coded token."""
+Rows = Literal["token", "raw", "page", "chunk", "coded", "coarse", "fine"]
+"""What a row of a section is: any token, a raw one, the page (one row), a chunk, a coded token, one of these that is
+not fine, one that is."""
 
 _DIMS = struct.Struct("<HHHHH")
 _DIMS_AT = 8
+_FINE = struct.Struct("<H")
+_FINE_AT = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +137,16 @@ def _row_count(rows: Rows, shape: PageShape, chunk: int) -> int:
             return (shape.raw_head + coded - 1) // chunk - shape.raw_head // chunk + 1 if coded else 0
         case "coded":
             return coded
+        case "coarse":
+            return coded - shape.fine_tail
+        case "fine":
+            return shape.fine_tail
 
 
 def _kept(section: Section, shape: PageShape, chunk: int, start: int, stop: int) -> list[slice]:
     """The rows of a section that tokens [start, stop) need."""
     head, tail = shape.raw_head, shape.tokens - shape.raw_tail
-    first, last = max(start, head), min(stop, tail)
+    first, last, fine = max(start, head), min(stop, tail), tail - shape.fine_tail
     coded = first < last
     match section.rows:
         case "token":
@@ -155,6 +162,10 @@ def _kept(section: Section, shape: PageShape, chunk: int, start: int, stop: int)
             ]
         case "coded":
             return [slice(first - head, last - head) if coded else slice(0)]
+        case "coarse":
+            return [slice(first - head, min(last, fine) - head) if first < min(last, fine) else slice(0)]
+        case "fine":
+            return [slice(max(first, fine) - fine, last - fine) if max(first, fine) < last else slice(0)]
 
 
 def _tables(page: PageFormat, streams: Sequence[bytes], shape: PageShape) -> list[list[tuple[Section, U8]]]:
@@ -186,6 +197,7 @@ def _joined(page: PageFormat, first: bytes, shape: PageShape, tables: list[list[
     """Streams of these tables, the first behind the old header with the new shape."""
     header = bytearray(first[: page.header_bytes])
     _DIMS.pack_into(header, _DIMS_AT, shape.tokens, shape.heads, shape.head_size, shape.raw_head, shape.raw_tail)
+    _FINE.pack_into(header, _FINE_AT, shape.fine_tail)
     if shape.coded_tokens == 0:
         header[FLAGS_AT] = 0
     streams = [b"".join(table.tobytes() for table in stream) for stream in tables]
