@@ -12,7 +12,7 @@ from lynx_codec.registry import CodecBuilder
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from lynx_codec.base import Codec
+    from lynx_codec.base import Codec, PageShape
 
 __all__ = ["PLAN", "CodecPlan", "CodecRule", "CodecTable"]
 
@@ -136,6 +136,12 @@ class CodecTable:
         builder = CodecBuilder()
         codecs = [builder.build(name, own) for name, own in zip(names, of_codecs, strict=True)]
         return cls(codecs, {kind: params[kind] for kind in kinds})
+
+    def check(self, shapes: Mapping[str, PageShape]) -> None:
+        """Raise CodecError if a codec cannot have pages like that of its kind, in whatever layer."""
+        for kind, numbers in self._choices.items():
+            for number in set(numbers):
+                self.codecs[number].stream_bytes(shapes[kind])
 
     def params(self) -> dict[str, Any]:
         """Plain values from which a peer makes the same table."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from lynx_net.aio.timeline import Direction
     from lynx_net.errors import LynxError
     from lynx_net.wire.layout import CacheLayout
+    from lynx_net.wire.receiving import StreamSizes
 
 __all__ = ["IncomingTransfer", "Offer", "OutgoingTransfer"]
 
@@ -194,7 +195,7 @@ class IncomingTransfer(_Transfer):
 
     # Called by the link.
 
-    def sizes(self, page: int) -> Sequence[frozenset[int]]:
+    def sizes(self, page: int) -> Sequence[StreamSizes]:
         """Byte sizes that each stream of a page may have."""
         raise LocalProtocolError("this transfer has no decoder")
 

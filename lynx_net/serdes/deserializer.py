@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from lynx_net.aio.link import Link
     from lynx_net.serdes.target import KVTarget
     from lynx_net.wire.layout import Kind
+    from lynx_net.wire.receiving import StreamSizes
 
 __all__ = ["ReceivedTransfer"]
 
@@ -59,8 +60,8 @@ class ReceivedTransfer(IncomingTransfer):
         self._executor = executor
         # Every layer is cut alike, so one layer with the same codecs tells.
         first = [layout.page(index) for index in layout.layer_pages(0)] if layout.layers else []
-        by_codecs: dict[tuple[int, ...], list[list[frozenset[int]]]] = {}
-        self._layer_sizes: list[list[list[frozenset[int]]]] = []
+        by_codecs: dict[tuple[int, ...], list[list[StreamSizes]]] = {}
+        self._layer_sizes: list[list[list[StreamSizes]]] = []
         self._need_bytes = 0
         for layer in range(layout.layers):
             numbers = tuple(codecs.number(layer, kind) for kind in layout.kinds)
@@ -82,7 +83,7 @@ class ReceivedTransfer(IncomingTransfer):
         self._loop = link.loop
         self._error: LynxError | None = None
 
-    def sizes(self, page: int) -> Sequence[frozenset[int]]:
+    def sizes(self, page: int) -> Sequence[StreamSizes]:
         layer, position = divmod(page, self._pages_per_layer)
         return self._layer_sizes[layer][position]
 
@@ -171,10 +172,13 @@ class ReceivedTransfer(IncomingTransfer):
                 raise
 
 
-def _sizes_of(codec: Codec, shape: PageShape) -> list[frozenset[int]]:
-    """The byte sizes that each stream of a page may have."""
+def _sizes_of(codec: Codec, shape: PageShape) -> list[StreamSizes]:
+    """The byte sizes that each stream of a page may have: two at most, or any up to a bound."""
     narrow, wide = (codec.stream_bytes(shape, wide=escaped) for escaped in (False, True))
-    return [frozenset(pair) for pair in zip(narrow, wide, strict=True)]
+    return [
+        range(pair[1] + 1) if stream in codec.variable_streams else frozenset(pair)
+        for stream, pair in enumerate(zip(narrow, wide, strict=True))
+    ]
 
 
 def _checked(view: object, shape: tuple[int, int, int]) -> NDArray[Any]:

@@ -7,7 +7,7 @@ import contextlib
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from lynx_codec import CodecPlan
+from lynx_codec import CodecPlan, PageShape
 from lynx_codec.plan import PLAN, CodecTable
 from lynx_codec.registry import CodecBuilder
 from lynx_net.aio.endpoint import Endpoint, Server
@@ -76,7 +76,7 @@ class KVLink(Link):
             first_token: first output token, if prefill has computed it.
 
         Raises:
-            CodecError: unknown codec or parameters.
+            CodecError: unknown codec or parameters, or a codec made for other heads than the layout's.
             LocalProtocolError, or the error that ended the link.
         """
         if isinstance(codec, CodecPlan):
@@ -87,6 +87,7 @@ class KVLink(Link):
         else:
             name, chosen = codec, CodecBuilder().build(codec, codec_params or {})
             codecs, params = CodecTable.uniform(chosen, layout.layers, layout.kinds), chosen.params()
+        codecs.check({kind: PageShape(0, layout.heads, layout.size_of(kind)) for kind in layout.kinds})
         transfer = self.open_transfer(
             request_id,
             layout,

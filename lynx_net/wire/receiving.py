@@ -19,7 +19,7 @@ Rules:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from lynx_net.errors import FlowControlError, IntegrityError, LocalProtocolError, RemoteProtocolError
 from lynx_net.wire.credit import ReceiveWindow
@@ -32,7 +32,11 @@ if TYPE_CHECKING:
     from lynx_net.wire.frames import SegmentHeader
     from lynx_net.wire.layout import CacheLayout
 
-__all__ = ["LayerReady", "PageArrived", "ReceiveState", "StreamReady", "TransferComplete"]
+__all__ = ["LayerReady", "PageArrived", "ReceiveState", "StreamReady", "StreamSizes", "TransferComplete"]
+
+
+StreamSizes: TypeAlias = frozenset[int] | range
+"""Byte sizes that a stream of a page may have; a range where they depend on the values."""
 
 
 class PageArrived(NamedTuple):
@@ -113,7 +117,7 @@ class ReceiveState:
         layout: CacheLayout,
         streams: int,
         segment_bytes: int,
-        sizes: Callable[[int], Sequence[frozenset[int]]],
+        sizes: Callable[[int], Sequence[StreamSizes]],
         windows: Sequence[int],
         initial_credit: int,
         pool: BufferPool | None = None,
