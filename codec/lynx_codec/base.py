@@ -67,15 +67,13 @@ class PageShape:
         """Shape of the array that holds the page: (tokens, heads, head_size)."""
         return (self.tokens, self.heads, self.head_size)
 
-    def cut(self, start: int, stop: int) -> PageShape:
-        """Shape of the page that keeps tokens [start, stop)."""
+    def cut(self, start: int, stop: int, fine: int = 0) -> PageShape:
+        """Shape of the page that keeps tokens [start, stop), `fine` of them fine."""
         if not 0 <= start <= stop <= self.tokens:
             raise CodecError(f"tokens {start} to {stop} of a page of {self.tokens}")
         raw_head = max(min(self.raw_head, stop) - start, 0)
         raw_tail = max(stop - max(self.tokens - self.raw_tail, start), 0)
-        coded_stop = self.tokens - self.raw_tail
-        fine_tail = max(min(stop, coded_stop) - max(start, coded_stop - self.fine_tail), 0)
-        return PageShape(stop - start, self.heads, self.head_size, raw_head, raw_tail, fine_tail)
+        return PageShape(stop - start, self.heads, self.head_size, raw_head, raw_tail, fine)
 
     def with_heads(self, heads: int) -> PageShape:
         """The same page with another number of heads."""
@@ -156,11 +154,16 @@ class Codec(ABC):
         """An encoded page can be cut before tokens at multiples of this without touching a value; 0: it stays whole."""
         return 0
 
-    def cut_page(self, streams: Sequence[bytes], shape: PageShape, start: int, stop: int) -> tuple[bytes, ...]:
-        """Streams of the page that keeps tokens [start, stop), its shape being `shape.cut(start, stop)`.
+    def fine_tokens(self, streams: Sequence[bytes], shape: PageShape) -> tuple[int, ...]:
+        """Which tokens of an encoded page are fine, as it says itself; none if the codec makes no difference."""
+        return ()
+
+    def cut_page(self, streams: Sequence[bytes], shape: PageShape, start: int, left: PageShape) -> tuple[bytes, ...]:
+        """Streams of the page that keeps the tokens from `start` on that `left` has room for.
 
         Bytes are copied, nothing is decoded. `streams` is a non-empty prefix of the streams, and so is the result.
-        `start` is a multiple of `grid_tokens` unless only raw tokens are left.
+        `start` is a multiple of `grid_tokens` unless only raw tokens are left. `left` is `shape.cut(start, stop,
+        fine)`, where `fine` is the number of fine tokens between.
 
         Raises:
             CodecError: the codec's pages can only be kept whole, or these streams are not of this shape.

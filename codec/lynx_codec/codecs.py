@@ -30,7 +30,7 @@ from lynx_codec.layout import (
     valid_positions,
     write_header,
 )
-from lynx_codec.pageformat import PageFormat, Section, add_raw, cut, take_heads
+from lynx_codec.pageformat import PageFormat, Section, add_raw, cut, fine_tokens, take_heads
 from lynx_codec.tables import LynxTables, lynx_tables
 
 if TYPE_CHECKING:
@@ -176,7 +176,9 @@ class PageCodec(Codec):
         field = Section("chunk", (16 if wide else 8,))
         metadata = (Section("raw", (16,)), Section("page", (16,)), Section("page", (16,)), field, field)
         first, *later = (planes(width) for width in self._widths)
-        anchor = (*metadata, Section("coded", first), *(Section("fine", bits) for bits in later))
+        positions = (Section("position", ()),) if later else ()
+        fine = (Section("fine", bits) for bits in later)
+        anchor = (*metadata, *positions, Section("coded", first), *fine)
         return PageFormat(self.header_bytes, self._chunk, (anchor, *((Section("coarse", bits),) for bits in later)))
 
     def _format_of(self, streams: Sequence[bytes]) -> PageFormat:
@@ -184,8 +186,12 @@ class PageCodec(Codec):
             raise CodecError(f"these are no streams of a page of codec {self.name}")
         return self.page_format(wide=bool(streams[0][FLAGS_AT] & FLAG_WIDE))
 
-    def cut_page(self, streams: Sequence[bytes], shape: PageShape, start: int, stop: int) -> tuple[bytes, ...]:
-        return cut(self._format_of(streams), streams, shape, start, stop)
+    def fine_tokens(self, streams: Sequence[bytes], shape: PageShape) -> tuple[int, ...]:
+        found = fine_tokens(self._format_of(streams), streams, shape)
+        return () if found is None else tuple(found.tolist())
+
+    def cut_page(self, streams: Sequence[bytes], shape: PageShape, start: int, left: PageShape) -> tuple[bytes, ...]:
+        return cut(self._format_of(streams), streams, shape, start, left)
 
     def take_heads(self, streams: Sequence[bytes], shape: PageShape, heads: Sequence[int]) -> tuple[bytes, ...]:
         return take_heads(self._format_of(streams), streams, shape, heads)

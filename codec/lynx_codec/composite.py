@@ -13,6 +13,7 @@ from lynx_codec.errors import CodecError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    import numpy as np
     from numpy.typing import NDArray
 
 __all__ = ["MAX_PARTS", "PlacedCodec", "SplitCodec", "join_streams"]
@@ -89,7 +90,13 @@ class SplitCodec(Codec):
                 totals[place] += size
         return tuple(totals)
 
-    def encode(self, page: NDArray[Any], shape: PageShape, outs: Sequence[memoryview]) -> tuple[int, ...]:
+    def encode(
+        self,
+        page: NDArray[Any],
+        shape: PageShape,
+        outs: Sequence[memoryview],
+        fine: NDArray[np.integer[Any]] | None = None,
+    ) -> tuple[int, ...]:
         self.check_page(page, shape)
         sizes = self.stream_bytes(shape, wide=True)
         if len(outs) != len(sizes) or any(out.nbytes < size for out, size in zip(outs, sizes, strict=True)):
@@ -100,7 +107,7 @@ class SplitCodec(Codec):
         for number, (codec, places, part, view) in enumerate(rest):
             room = codec.stream_bytes(part, wide=True)
             into = [outs[place][ends[place] : ends[place] + size] for place, size in zip(places, room, strict=True)]
-            for place, size in zip(places, codec.encode(view, part, into), strict=True):
+            for place, size in zip(places, codec.encode(view, part, into, fine), strict=True):
                 lengths[place][number] = size
                 ends[place] += size
         for out, of_parts in zip(outs, lengths, strict=True):
@@ -113,9 +120,14 @@ class SplitCodec(Codec):
         for codec, part, part_shape, view in parts:
             codec.decode(part, part_shape, view)
 
-    def cut_page(self, streams: Sequence[bytes], shape: PageShape, start: int, stop: int) -> tuple[bytes, ...]:
+    def fine_tokens(self, streams: Sequence[bytes], shape: PageShape) -> tuple[int, ...]:
+        parts = zip(self._parts, self._split(streams), self._shapes(shape), strict=True)
+        return next(filter(None, (codec.fine_tokens(_as_bytes(part), one) for codec, part, one in parts)), ())
+
+    def cut_page(self, streams: Sequence[bytes], shape: PageShape, start: int, left: PageShape) -> tuple[bytes, ...]:
+        lefts = iter(self._shapes(left))
         return self._rebuilt(
-            streams, shape, lambda codec, part, part_shape: codec.cut_page(part, part_shape, start, stop)
+            streams, shape, lambda codec, part, part_shape: codec.cut_page(part, part_shape, start, next(lefts))
         )
 
     def take_heads(self, streams: Sequence[bytes], shape: PageShape, heads: Sequence[int]) -> tuple[bytes, ...]:
@@ -259,10 +271,16 @@ class PlacedCodec(Codec):
     def stream_bytes(self, shape: PageShape, *, wide: bool = False) -> tuple[int, ...]:
         return self._spread(self._inner.stream_bytes(shape, wide=wide))
 
-    def encode(self, page: NDArray[Any], shape: PageShape, outs: Sequence[memoryview]) -> tuple[int, ...]:
+    def encode(
+        self,
+        page: NDArray[Any],
+        shape: PageShape,
+        outs: Sequence[memoryview],
+        fine: NDArray[np.integer[Any]] | None = None,
+    ) -> tuple[int, ...]:
         if len(outs) != len(self.stream_names):
             raise CodecError(f"{self.name} writes {len(self.stream_names)} streams, {len(outs)} buffers were given")
-        return self._spread(self._inner.encode(page, shape, [outs[place] for place in self._places]))
+        return self._spread(self._inner.encode(page, shape, [outs[place] for place in self._places], fine))
 
     def decode(self, streams: Sequence[memoryview], shape: PageShape, out: NDArray[Any]) -> None:
         if not 1 <= len(streams) <= len(self.stream_names):

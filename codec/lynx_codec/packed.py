@@ -103,9 +103,12 @@ class PackedArray:
         page_tokens: int = PAGE_TOKENS,
         raw_head: int = 0,
         raw_tail: int = 0,
-        fine_tail: int = 0,
+        fine: Sequence[int] = (),
     ) -> PackedArray:
-        """Encode [tokens, heads, head size]; `raw_head`, `raw_tail` and `fine_tail` count tokens of the whole array.
+        """Encode [tokens, heads, head size].
+
+        `raw_head` and `raw_tail` count tokens of the array, `fine` names tokens of it whose bits are all in stream 0;
+        those that are raw need not be fine.
 
         Raises:
             CodecError, NonFiniteError, TypeError: as `Codec.encode`.
@@ -113,18 +116,18 @@ class PackedArray:
         if array.ndim != 3:
             raise CodecError(f"an array of {array.ndim} dimensions; needed is [tokens, heads, head size]")
         tokens, heads, head_size = array.shape
-        if min(raw_head, raw_tail, fine_tail) < 0:
-            raise CodecError(f"raw_head, raw_tail, fine_tail must not be negative: {raw_head}, {raw_tail}, {fine_tail}")
+        if min(raw_head, raw_tail) < 0:
+            raise CodecError(f"raw_head and raw_tail must not be negative: {raw_head}, {raw_tail}")
+        chosen = np.unique(np.fromiter((operator.index(token) for token in fine), np.int64))
         _check_page_tokens(page_tokens)
         pages = []
         for start in range(0, tokens, page_tokens):
             stop = min(start + page_tokens, tokens)
             head = min(max(raw_head - start, 0), stop - start)
             tail = min(max(stop - max(tokens - raw_tail, 0), 0), stop - start - head)
-            coded = min(stop - tail, tokens - raw_tail)
-            fine = max(coded - max(start + head, tokens - raw_tail - fine_tail), 0)
-            shape = PageShape(stop - start, heads, head_size, head, tail, fine)
-            pages.append(PackedPage(_encode(codec, array[start:stop], shape), shape))
+            own = chosen[(chosen >= start + head) & (chosen < stop - tail)] - start
+            shape = PageShape(stop - start, heads, head_size, head, tail, len(own))
+            pages.append(PackedPage(_encode(codec, array[start:stop], shape, own), shape))
         return cls(codec, heads, head_size, pages, page_tokens=page_tokens)
 
     def decode(
@@ -289,14 +292,14 @@ class PackedCache:
         page_tokens: int = PAGE_TOKENS,
         raw_head: int = 0,
         raw_tail: int = 0,
-        fine_tail: int = 0,
+        fine: Sequence[int] = (),
     ) -> PackedCache:
         """Encode one sequence: (layer, kind) to [tokens, heads, head size]. `codec` may be chosen by layer and kind."""
         packed = {}
         for (layer, kind), array in arrays.items():
             chosen = codec if isinstance(codec, Codec) else codec(layer, kind)
             one = PackedArray.encode(
-                chosen, array, page_tokens=page_tokens, raw_head=raw_head, raw_tail=raw_tail, fine_tail=fine_tail
+                chosen, array, page_tokens=page_tokens, raw_head=raw_head, raw_tail=raw_tail, fine=fine
             )
             packed[layer, kind] = [one]
         return cls(packed)
@@ -393,9 +396,11 @@ def _check_page_tokens(page_tokens: int) -> None:
         raise CodecError(f"page_tokens must be 1 to 65535, not {page_tokens}")
 
 
-def _encode(codec: Codec, values: NDArray[Any], shape: PageShape) -> tuple[bytes, ...]:
+def _encode(
+    codec: Codec, values: NDArray[Any], shape: PageShape, fine: NDArray[np.int64] | None = None
+) -> tuple[bytes, ...]:
     outs = [memoryview(bytearray(size)) for size in codec.stream_bytes(shape, wide=True)]
-    sizes = codec.encode(values, shape, outs)
+    sizes = codec.encode(values, shape, outs, fine)
     return tuple(bytes(out[:size]) for out, size in zip(outs, sizes, strict=True))
 
 
@@ -406,4 +411,6 @@ def _crop(codec: Codec, page: PackedPage, first: int, last: int) -> PackedPage:
     start, stop = page.skip + first, page.skip + last
     grid = codec.grid_tokens
     begin = start - start % grid if grid and page.shape.cut(start, stop).coded_tokens else start
-    return PackedPage(codec.cut_page(page.streams, page.shape, begin, stop), page.shape.cut(begin, stop), start - begin)
+    fine = sum(begin <= token < stop for token in codec.fine_tokens(page.streams, page.shape))
+    left = page.shape.cut(begin, stop, fine)
+    return PackedPage(codec.cut_page(page.streams, page.shape, begin, left), left, start - begin)

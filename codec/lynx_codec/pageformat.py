@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from lynx_codec.errors import CodecError
-from lynx_codec.layout import FLAGS_AT, RAW_AT
+from lynx_codec.layout import FLAGS_AT, RAW_AT, valid_positions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
     U8 = NDArray[np.uint8]
 
-__all__ = ["PageFormat", "Rows", "Section", "add_raw", "cut", "take_heads"]
+__all__ = ["PageFormat", "Rows", "Section", "add_raw", "cut", "fine_tokens", "take_heads"]
 
-Rows = Literal["token", "raw", "page", "chunk", "coded", "coarse", "fine"]
+Rows = Literal["token", "raw", "page", "chunk", "coded", "coarse", "fine", "position"]
 """What a row of a section is: any token, a raw one, the page (one row), a chunk, a coded token, one of these that is
-not fine, one that is."""
+not fine, one that is, the position of one that is (u16, the same for all heads)."""
 
 _DIMS = struct.Struct("<HHHHH")
 _DIMS_AT = 8
@@ -65,21 +65,43 @@ class PageFormat:
     streams: tuple[tuple[Section, ...], ...]
 
 
-def cut(page: PageFormat, streams: Sequence[bytes], shape: PageShape, start: int, stop: int) -> tuple[bytes, ...]:
-    """The page of tokens [start, stop), whose shape is `shape.cut(start, stop)`.
+def fine_tokens(page: PageFormat, streams: Sequence[bytes], shape: PageShape) -> NDArray[np.int32] | None:
+    """Positions of the fine tokens; None if the format does not name them.
+
+    Raises:
+        CodecError: they are not positions of coded tokens in their order.
+    """
+    for section, table in _tables(page, streams[:1], shape)[0]:
+        if section.rows == "position":
+            found = table.reshape(-1).view("<u2").astype(np.int32)
+            if not valid_positions(found, shape):
+                raise CodecError("positions of fine tokens must increase and name tokens that are not raw")
+            return found
+    return None
+
+
+def cut(page: PageFormat, streams: Sequence[bytes], shape: PageShape, start: int, left: PageShape) -> tuple[bytes, ...]:
+    """The page of the tokens from `start` on that `left` has room for.
 
     `start` is a multiple of the chunk, or no coded token is left.
     """
-    left = shape.cut(start, stop)
+    stop = start + left.tokens
+    fine = fine_tokens(page, streams, shape)
+    kept = 0 if fine is None else int(np.count_nonzero((fine >= start) & (fine < stop)))
+    if fine is not None and kept != left.fine:
+        raise CodecError(f"tokens {start} to {stop} have {kept} fine ones, not {left.fine}")
     if start % page.chunk and left.coded_tokens:
         raise CodecError(f"a page of chunks of {page.chunk} tokens cannot begin at token {start}")
     tables = [
         [
-            np.concatenate([table[rows] for rows in _kept(section, shape, page.chunk, start, stop)])
+            np.concatenate([table[rows] for rows in _kept(section, shape, page.chunk, start, stop, fine)])
             for section, table in stream
         ]
         for stream in _tables(page, streams, shape)
     ]
+    for (section, _), table in zip(_tables(page, streams[:1], shape)[0], tables[0], strict=True):
+        if section.rows == "position":
+            table.view("<u2")[:] -= np.uint16(start)
     return _joined(page, streams[0], left, tables)
 
 
@@ -97,7 +119,7 @@ def take_heads(page: PageFormat, streams: Sequence[bytes], shape: PageShape, hea
                 plane = table[:, at:end].reshape(len(table), shape.heads, size)
                 planes.append(plane[:, index].reshape(len(table), len(index) * size))
                 at = end
-            taken.append(np.concatenate(planes, axis=1))
+            taken.append(np.concatenate(planes, axis=1) if planes else table)
         tables.append(taken)
     return _joined(page, streams[0], shape.with_heads(len(heads)), tables)
 
@@ -138,22 +160,27 @@ def _row_count(rows: Rows, shape: PageShape, chunk: int) -> int:
         case "coded":
             return coded
         case "coarse":
-            return coded - shape.fine_tail
-        case "fine":
-            return shape.fine_tail
+            return coded - shape.fine
+        case "fine" | "position":
+            return shape.fine
 
 
-def _kept(section: Section, shape: PageShape, chunk: int, start: int, stop: int) -> list[slice]:
+def _kept(
+    section: Section, shape: PageShape, chunk: int, start: int, stop: int, fine: NDArray[np.int32] | None
+) -> list[slice]:
     """The rows of a section that tokens [start, stop) need."""
     head, tail = shape.raw_head, shape.tokens - shape.raw_tail
-    first, last, fine = max(start, head), min(stop, tail), tail - shape.fine_tail
+    first, last = max(start, head), min(stop, tail)
+    before, until = (0, 0) if fine is None else (int(n) for n in np.searchsorted(fine, (first, last)))
     coded = first < last
     match section.rows:
         case "token":
             return [slice(start, stop)]
         case "raw":
-            before = slice(min(start, head), min(stop, head))
-            return [before, slice(head + max(start - tail, 0), head + max(stop - tail, 0))]
+            return [
+                slice(min(start, head), min(stop, head)),
+                slice(head + max(start - tail, 0), head + max(stop - tail, 0)),
+            ]
         case "page":
             return [slice(0, int(coded))]
         case "chunk":
@@ -163,9 +190,9 @@ def _kept(section: Section, shape: PageShape, chunk: int, start: int, stop: int)
         case "coded":
             return [slice(first - head, last - head) if coded else slice(0)]
         case "coarse":
-            return [slice(first - head, min(last, fine) - head) if first < min(last, fine) else slice(0)]
-        case "fine":
-            return [slice(max(first, fine) - fine, last - fine) if max(first, fine) < last else slice(0)]
+            return [slice(first - head - before, last - head - until) if coded else slice(0)]
+        case "fine" | "position":
+            return [slice(before, until) if coded else slice(0)]
 
 
 def _tables(page: PageFormat, streams: Sequence[bytes], shape: PageShape) -> list[list[tuple[Section, U8]]]:
@@ -182,6 +209,8 @@ def _tables(page: PageFormat, streams: Sequence[bytes], shape: PageShape) -> lis
         for section in sections:
             rows = _row_count(section.rows, shape, page.chunk)
             row_bytes = sum(shape.heads * _head_bytes(shape.head_size, bits) for bits in section.bits)
+            if section.rows == "position":
+                row_bytes = 2
             end = at + rows * row_bytes
             if end > len(array):
                 raise CodecError(f"stream {number} has {len(array)} bytes, its sections take more")
@@ -197,7 +226,7 @@ def _joined(page: PageFormat, first: bytes, shape: PageShape, tables: list[list[
     """Streams of these tables, the first behind the old header with the new shape."""
     header = bytearray(first[: page.header_bytes])
     _DIMS.pack_into(header, _DIMS_AT, shape.tokens, shape.heads, shape.head_size, shape.raw_head, shape.raw_tail)
-    _FINE.pack_into(header, _FINE_AT, shape.fine_tail)
+    _FINE.pack_into(header, _FINE_AT, shape.fine)
     if shape.coded_tokens == 0:
         header[FLAGS_AT] = 0
     streams = [b"".join(table.tobytes() for table in stream) for stream in tables]

@@ -66,7 +66,7 @@ def test_parts_decode_as_they_would_alone(data: st.DataObject, axis: str, dtype:
         for (name, params), width in zip(parts, counts, strict=True):
             part = np.s_[:, at : at + width] if axis == "heads" else np.s_[:, :, at : at + width]
             alone = get_codec(name, **params)
-            own = PageShape(shape.tokens, *found[part].shape[1:], 0, raw, shape.fine_tail)
+            own = PageShape(shape.tokens, *found[part].shape[1:], 0, raw, shape.fine)
             room = [memoryview(bytearray(n)) for n in alone.stream_bytes(own, wide=True)]
             lengths = alone.encode(page[part], own, room)
             own_streams = [bytes(out[:length]) for out, length in zip(room, lengths, strict=True)]

@@ -75,7 +75,7 @@ def packed_arrays(draw: st.DrawFn, codec: Codec, heads: int, size: int) -> Packe
         page_tokens=draw(st.sampled_from((7, 32, 70, 256))),
         raw_head=draw(st.sampled_from((0, 0, 2, 4, 40))),
         raw_tail=draw(st.sampled_from((0, 0, 1, 5, 33, 64))),
-        fine_tail=draw(st.sampled_from((0, 0, 1, 40, 100))),
+        fine=draw(st.one_of(st.just([]), st.lists(st.integers(-5, 160), max_size=30), st.just(range(20, 150)))),
     )
 
 
@@ -257,14 +257,28 @@ class TestRefusals:
         (page,) = PackedArray.encode(codec, normal(50, 2, 4)).pages
         for streams in ((page.streams[0][:-1],), (page.streams[0] + b"x",), (b"",), page.streams * 3):
             with pytest.raises(CodecError):
-                codec.cut_page(streams, page.shape, 0, 10)
+                codec.cut_page(streams, page.shape, 0, page.shape.cut(0, 10))
             with pytest.raises(CodecError):
                 codec.take_heads(streams, page.shape, [0])
 
     def test_a_cut_inside_a_chunk(self) -> None:
         (page,) = self.packed.pages
         with pytest.raises(CodecError, match="cannot begin at token 5"):
-            self.packed.codec.cut_page(page.streams, page.shape, 5, 40)
+            self.packed.codec.cut_page(page.streams, page.shape, 5, page.shape.cut(5, 40))
+
+    def test_fine_tokens_that_are_not_what_the_page_says(self) -> None:
+        codec = get_codec("nested")
+        (page,) = PackedArray.encode(codec, normal(50, 2, 4), fine=[3, 30, 31]).pages
+        assert codec.fine_tokens(page.streams, page.shape) == (3, 30, 31)
+        assert codec.fine_tokens(
+            codec.cut_page(page.streams, page.shape, 0, page.shape.cut(0, 31, 2)), page.shape.cut(0, 31, 2)
+        ) == (3, 30)
+        with pytest.raises(CodecError, match="tokens 0 to 31 have 2 fine ones, not 0"):
+            codec.cut_page(page.streams, page.shape, 0, page.shape.cut(0, 31))
+        (first,) = (at for at in range(len(page.streams[0])) if page.streams[0][at : at + 6] == b"\x03\0\x1e\0\x1f\0")
+        bad = (page.streams[0][:first] + b"\x04\0\x04\0" + page.streams[0][first + 4 :], page.streams[1])
+        with pytest.raises(CodecError, match="positions of fine tokens"):
+            codec.cut_page(bad, page.shape, 0, page.shape.cut(0, 31, 2))
 
     def test_pages_that_stay_whole(self) -> None:
         """A codec that says nothing of its bytes: whole pages are dropped and joined, less is refused by name."""
@@ -295,8 +309,8 @@ class Sealed(Codec):
     def stream_bytes(self, shape: PageShape, *, wide: bool = False) -> tuple[int, ...]:
         return self._inner.stream_bytes(shape, wide=wide)
 
-    def encode(self, page: np.ndarray, shape: PageShape, outs: Any) -> tuple[int, ...]:
-        return self._inner.encode(page, shape, outs)
+    def encode(self, page: np.ndarray, shape: PageShape, outs: Any, fine: Any = None) -> tuple[int, ...]:
+        return self._inner.encode(page, shape, outs, fine)
 
     def decode(self, streams: Any, shape: PageShape, out: np.ndarray) -> None:
         self._inner.decode(streams, shape, out)
