@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lynx_codec import Codec, CodecError, CodecPlan, CodecRule, PackedCache, PageShape, bits_per_value, get_codec
+from lynx_codec.composite import join_streams
 from lynx_codec.plan import CodecTable
 from lynx_codec.registry import MAX_DIFFERENT, CodecBuilder
 
@@ -91,6 +92,39 @@ def test_sizes_and_names() -> None:
     )
     assert 8 < bits_per_value(codec, shape) < 20
     codec.warm_up()
+
+
+class Named(Codec):
+    """Only the names of streams."""
+
+    def __init__(self, name: str, *stream_names: str) -> None:
+        self.name = name
+        self.stream_names = stream_names
+
+    params = stream_bytes = encode = decode = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("codecs", "names", "places"),
+    [
+        ([("a", "anchor"), ("b", "anchor", "residual")], ("anchor", "residual"), [(0,), (0, 1)]),
+        ([("a", "anchor", "exact"), ("bf16", "anchor")], ("anchor", "exact"), [(0, 1), (0,)]),
+        (
+            [("a", "anchor", "residual1", "residual2", "exact"), ("b", "anchor", "exact")],
+            ("anchor", "residual1", "residual2", "exact"),
+            [(0, 1, 2, 3), (0, 3)],
+        ),
+        # With a codec that stays lossy beside it, the last stream must not promise the original bits.
+        ([("a", "anchor", "exact"), ("b", "anchor")], ("anchor", "residual"), [(0, 1), (0,)]),
+        (
+            [("a", "anchor", "exact"), ("b", "anchor", "residual")],
+            ("anchor", "residual1", "residual2"),
+            [(0, 2), (0, 1)],
+        ),
+    ],
+)
+def test_streams_side_by_side(codecs: Any, names: tuple[str, ...], places: list[tuple[int, ...]]) -> None:
+    assert join_streams([Named(*codec) for codec in codecs]) == (names, places)
 
 
 class TestRefusals:
