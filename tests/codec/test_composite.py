@@ -203,6 +203,33 @@ class TestRefusals:
             codec.decode([memoryview(streams[0] * 2)[::2]], shape, out)
 
 
+@SETTINGS
+@given(st.data())
+def test_corrupt_bytes(data: st.DataObject) -> None:
+    """They are a CodecError or decode to finite numbers; cutting and selecting them is no worse."""
+    parts: list[tuple[str, dict[str, Any]]] = [("nested", {"bits": [2, 6]}), ("lynx", {}), ("int8", {})]
+    codec = made("heads", [1, 1, 1], parts)
+    shape = PageShape(40, 3, 4, 1, 2, 3)
+    streams = [bytearray(stream) for stream in encode(codec, normal(*shape.array_shape), shape)]
+    for _ in range(data.draw(st.integers(1, 4))):
+        stream = data.draw(st.sampled_from(streams))
+        # Lengths, headers and positions lie at the beginning of a part; the rest is metadata and codes.
+        stream[data.draw(st.integers(0, len(stream) - 1) | st.integers(0, 80))] = data.draw(st.integers(0, 255))
+    broken = [bytes(stream) for stream in streams]
+    out = np.empty(shape.array_shape, np.float32)
+    try:
+        codec.decode([memoryview(stream) for stream in broken], shape, out)
+        assert np.isfinite(out).all()
+    except CodecError:
+        pass
+    try:
+        fine = [token for token in codec.fine_tokens(broken, shape) if token >= 32]
+        codec.cut_page(broken, shape, 32, shape.cut(32, 40, len(fine)))
+        codec.take_heads(broken, shape, [2, 0])
+    except CodecError:
+        pass
+
+
 class TestPlans:
     plan = CodecPlan(
         "nested",
