@@ -20,7 +20,10 @@ def blocks(file: Path) -> list[tuple[str, str]]:
     return [(match["language"], match["body"]) for match in BLOCK.finditer(file.read_text("utf-8"))]
 
 
-@pytest.mark.parametrize(("file", "pairs"), [("docs/quickstart.md", 5), ("docs/observability.md", 3)])
+@pytest.mark.parametrize(
+    ("file", "pairs"),
+    [("docs/quickstart.md", 5), ("docs/observability.md", 3), ("docs/packed.md", 2), ("docs/plans.md", 2)],
+)
 def test_programs_in_documents(file: str, pairs: int, capsys: pytest.CaptureFixture[str]) -> None:
     found = [(language, body) for language, body in blocks(ROOT / file) if language != "sh"]
     assert [language for language, _ in found] == ["python", "text"] * pairs

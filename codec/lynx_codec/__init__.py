@@ -2,6 +2,8 @@
 
 from lynx_codec.base import CHUNK_TOKENS, PAGE_TOKENS, Codec, PageShape
 from lynx_codec.errors import CodecError, LynxError, NonFiniteError
+from lynx_codec.packed import PackedArray, PackedCache, PackedPage
+from lynx_codec.plan import CodecPlan, CodecRule
 from lynx_codec.registry import bits_per_value, codec_names, get_codec
 
 __all__ = [
@@ -9,8 +11,13 @@ __all__ = [
     "PAGE_TOKENS",
     "Codec",
     "CodecError",
+    "CodecPlan",
+    "CodecRule",
     "LynxError",
     "NonFiniteError",
+    "PackedArray",
+    "PackedCache",
+    "PackedPage",
     "PageShape",
     "bits_per_value",
     "codec_names",

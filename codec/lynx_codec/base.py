@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -67,6 +67,22 @@ class PageShape:
         """Shape of the array that holds the page: (tokens, heads, head_size)."""
         return (self.tokens, self.heads, self.head_size)
 
+    def cut(self, start: int, stop: int, fine: int = 0) -> PageShape:
+        """Shape of the page that keeps tokens [start, stop), `fine` of them fine."""
+        if not 0 <= start <= stop <= self.tokens:
+            raise CodecError(f"tokens {start} to {stop} of a page of {self.tokens}")
+        raw_head = max(min(self.raw_head, stop) - start, 0)
+        raw_tail = max(stop - max(self.tokens - self.raw_tail, start), 0)
+        return PageShape(stop - start, self.heads, self.head_size, raw_head, raw_tail, fine)
+
+    def with_heads(self, heads: int) -> PageShape:
+        """The same page with another number of heads."""
+        return replace(self, heads=heads)
+
+    def with_raw(self, tokens: int) -> PageShape:
+        """The same page with so many raw tokens more at its end."""
+        return replace(self, tokens=self.tokens + tokens, raw_tail=self.raw_tail + tokens)
+
 
 class Codec(ABC):
     """Encodes pages into streams and decodes any prefix of these streams.
@@ -129,6 +145,48 @@ class Codec(ABC):
             CodecError: the bytes are no valid page of this shape and codec; `out` is then undefined
                 but nothing outside it was touched.
         """
+
+    variable_streams: frozenset[int] = frozenset()
+    """Streams whose size depends on the values; `stream_bytes(shape, wide=True)` is only an upper bound of it."""
+
+    @property
+    def grid_tokens(self) -> int:
+        """An encoded page can be cut before tokens at multiples of this without touching a value; 0: it stays whole."""
+        return 0
+
+    def fine_tokens(self, streams: Sequence[bytes], shape: PageShape) -> tuple[int, ...]:
+        """Which tokens of an encoded page are fine, as it says itself; none if the codec makes no difference."""
+        return ()
+
+    def cut_page(self, streams: Sequence[bytes], shape: PageShape, start: int, left: PageShape) -> tuple[bytes, ...]:
+        """Streams of the page that keeps the tokens from `start` on that `left` has room for.
+
+        Bytes are copied, nothing is decoded. `streams` is a non-empty prefix of the streams, and so is the result.
+        `start` is a multiple of `grid_tokens` unless only raw tokens are left. `left` is `shape.cut(start, stop,
+        fine)`, where `fine` is the number of fine tokens between.
+
+        Raises:
+            CodecError: the codec's pages can only be kept whole, or these streams are not of this shape.
+        """
+        raise CodecError(f"pages of codec {self.name} can only be kept whole: no token can be cut off")
+
+    def take_heads(self, streams: Sequence[bytes], shape: PageShape, heads: Sequence[int]) -> tuple[bytes, ...]:
+        """Streams of the page of these heads, in this order, for the codec `self.for_heads(heads)`; as `cut_page`."""
+        raise CodecError(f"pages of codec {self.name} can only be kept whole: no head can be taken out")
+
+    def for_heads(self, heads: Sequence[int]) -> Codec:
+        """The codec of pages that keep only these heads: the same, but where heads have codecs of their own."""
+        return self
+
+    def add_raw(
+        self, streams: Sequence[bytes], shape: PageShape, added: Sequence[bytes], more: PageShape
+    ) -> tuple[bytes, ...] | None:
+        """Streams of the page with the raw tokens of another behind its own, its shape `shape.with_raw(more.tokens)`.
+
+        `added` is an encoded page of shape `more` that has only raw tokens (any, for `bf16`). None: the format does not
+        allow it for these pages.
+        """
+        return None
 
     def warm_up(self) -> None:
         """Do now what the first page would have to wait for, such as compiling; may be called again at no cost."""

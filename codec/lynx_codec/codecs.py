@@ -11,6 +11,8 @@ from lynx_codec.base import CHUNK_TOKENS, Codec, PageShape
 from lynx_codec.errors import CodecError
 from lynx_codec.layout import (
     BF16_ID,
+    FLAG_WIDE,
+    FLAGS_AT,
     HEADER_BYTES,
     INT4_ID,
     INT8_ID,
@@ -19,6 +21,7 @@ from lynx_codec.layout import (
     PageHeader,
     Sections,
     header_template,
+    planes,
     read_header,
     read_positions,
     read_table,
@@ -27,6 +30,7 @@ from lynx_codec.layout import (
     valid_positions,
     write_header,
 )
+from lynx_codec.pageformat import PageFormat, Section, add_raw, cut, fine_tokens, take_heads
 from lynx_codec.tables import LynxTables, lynx_tables
 
 if TYPE_CHECKING:
@@ -145,6 +149,8 @@ class PageCodec(Codec):
 
     codec_id: int
     header_bytes = HEADER_BYTES
+    _widths: tuple[int, ...] = ()
+    """Bits of a code in each stream whose rows are planes."""
     _has_escape = True
     _chunk = CHUNK_TOKENS
     _alpha = 0.0
@@ -160,6 +166,51 @@ class PageCodec(Codec):
 
     def params(self) -> dict[str, Any]:
         return {}
+
+    @property
+    def grid_tokens(self) -> int:
+        return self._chunk
+
+    def page_format(self, *, wide: bool) -> PageFormat:
+        """What the streams are made of, for a page that escaped or did not."""
+        field = Section("chunk", (16 if wide else 8,))
+        metadata = (Section("raw", (16,)), Section("page", (16,)), Section("page", (16,)), field, field)
+        first, *later = (planes(width) for width in self._widths)
+        positions = (Section("position", ()),) if later else ()
+        fine = (Section("fine", bits) for bits in later)
+        anchor = (*metadata, *positions, Section("coded", first), *fine)
+        return PageFormat(self.header_bytes, self._chunk, (anchor, *((Section("coarse", bits),) for bits in later)))
+
+    def _format_of(self, streams: Sequence[bytes]) -> PageFormat:
+        if not 1 <= len(streams) <= len(self.stream_names) or len(streams[0]) < self.header_bytes:
+            raise CodecError(f"these are no streams of a page of codec {self.name}")
+        return self.page_format(wide=bool(streams[0][FLAGS_AT] & FLAG_WIDE))
+
+    def _divisible(self, streams: Sequence[bytes]) -> PageFormat:
+        """The same, for operations that need every stream to be made of rows."""
+        found = self._format_of(streams)
+        if len(streams) > len(found.streams):
+            name = self.stream_names[len(found.streams)]
+            raise CodecError(
+                f"stream {name} of a page of codec {self.name} can only be kept whole: no token can be cut off, and no "
+                f"head taken out; without it ({len(found.streams)} streams) the page can be divided"
+            )
+        return found
+
+    def fine_tokens(self, streams: Sequence[bytes], shape: PageShape) -> tuple[int, ...]:
+        found = fine_tokens(self._format_of(streams), streams, shape)
+        return () if found is None else tuple(found.tolist())
+
+    def cut_page(self, streams: Sequence[bytes], shape: PageShape, start: int, left: PageShape) -> tuple[bytes, ...]:
+        return cut(self._divisible(streams), streams, shape, start, left)
+
+    def take_heads(self, streams: Sequence[bytes], shape: PageShape, heads: Sequence[int]) -> tuple[bytes, ...]:
+        return take_heads(self._divisible(streams), streams, shape, heads)
+
+    def add_raw(
+        self, streams: Sequence[bytes], shape: PageShape, added: Sequence[bytes], more: PageShape
+    ) -> tuple[bytes, ...] | None:
+        return add_raw(self._format_of(streams), streams, shape, added, more)
 
     def warm_up(self) -> None:
         """Compile the kernels, or load them from numba's cache, so that the first page does not pay for it."""
@@ -253,6 +304,8 @@ class LynxCodec(PageCodec):
         self._alpha = self._tables.alpha
         self._tail = self._tables.centroids.astype("<f2").tobytes()
 
+    _widths = (4, 4)
+
     def params(self) -> dict[str, Any]:
         return {"alpha": self._alpha}
 
@@ -302,6 +355,7 @@ class AffineCodec(PageCodec):
         self._bits = bits
         self.name = f"int{bits}"
         self.codec_id = {8: INT8_ID, 4: INT4_ID}[bits]
+        self._widths = (bits,)
 
     def stream_bytes(self, shape: PageShape, *, wide: bool = False) -> tuple[int, ...]:
         return (Sections.of(shape, self.header_bytes, (self._bits,), wide).end,)
@@ -337,6 +391,13 @@ class Bfloat16Codec(PageCodec):
     stream_names = ("anchor",)
     codec_id = BF16_ID
     _has_escape = False
+
+    @property
+    def grid_tokens(self) -> int:
+        return 1
+
+    def page_format(self, *, wide: bool) -> PageFormat:
+        return PageFormat(self.header_bytes, self.grid_tokens, ((Section("token", (16,)),),))
 
     def stream_bytes(self, shape: PageShape, *, wide: bool = False) -> tuple[int, ...]:
         return (self.header_bytes + shape.tokens * row_bytes(shape.heads, shape.head_size, 8) * 2,)

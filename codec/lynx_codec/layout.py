@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BF16_ID",
     "BFLOAT16_RAW",
+    "FLAGS_AT",
     "FLAG_WIDE",
     "FLOAT16_RAW",
     "HEADER_BYTES",
@@ -32,6 +33,7 @@ __all__ = [
     "LYNX_HEADER_BYTES",
     "LYNX_ID",
     "NESTED_ID",
+    "RAW_AT",
     "VERSION",
     "PageHeader",
     "Sections",
@@ -78,7 +80,8 @@ _FIELDS = (
     "fine",
     "reserved",
 )
-_RAW_AT, _FLAGS_AT, _DIMS_AT = 6, 7, 8
+RAW_AT, FLAGS_AT, _DIMS_AT = 6, 7, 8
+"""Offsets in the header."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,8 +206,8 @@ def header_template(codec_id: int, shape: PageShape, chunk: int, alpha: float, t
 def write_header(out: NDArray[np.uint8], template: bytes, *, wide: bool, raw_float16: bool) -> None:
     """Write the header to the start of `out`."""
     out[: len(template)] = np.frombuffer(template, dtype=np.uint8)
-    out[_RAW_AT] = FLOAT16_RAW if raw_float16 else BFLOAT16_RAW
-    out[_FLAGS_AT] = FLAG_WIDE if wide else 0
+    out[RAW_AT] = FLOAT16_RAW if raw_float16 else BFLOAT16_RAW
+    out[FLAGS_AT] = FLAG_WIDE if wide else 0
 
 
 def read_header(stream: NDArray[np.uint8], template: bytes, *, may_be_wide: bool) -> PageHeader:
@@ -217,8 +220,8 @@ def read_header(stream: NDArray[np.uint8], template: bytes, *, may_be_wide: bool
     if len(stream) < size:
         raise CodecError(f"page header: stream 0 has {len(stream)} bytes, the header alone takes {size}")
     found = stream[:size].tobytes()
-    raw, flags = found[_RAW_AT], found[_FLAGS_AT]
-    if found[:_RAW_AT] != template[:_RAW_AT] or found[_DIMS_AT:HEADER_BYTES] != template[_DIMS_AT:HEADER_BYTES]:
+    raw, flags = found[RAW_AT], found[FLAGS_AT]
+    if found[:RAW_AT] != template[:RAW_AT] or found[_DIMS_AT:HEADER_BYTES] != template[_DIMS_AT:HEADER_BYTES]:
         _name_difference(found, template)
     if raw not in (BFLOAT16_RAW, FLOAT16_RAW):
         raise CodecError(f"page header: dtype of raw tokens is {raw}, expected 0 (bfloat16) or 1 (float16)")

@@ -53,6 +53,7 @@ class NestedCodec(PageCodec):
         if int(chunk) != chunk or not MIN_CHUNK <= chunk <= MAX_CHUNK:
             raise CodecError(f"nested: chunk must be {MIN_CHUNK} to {MAX_CHUNK} tokens, not {chunk!r}")
         self._chunk = int(chunk)
+        self._widths = self._bits
         later = len(self._bits) - 1
         self.stream_names = ("anchor", *(["residual"] if later == 1 else [f"residual{i + 1}" for i in range(later)]))
         self._shifts = [CODE_BITS - sum(self._bits[: i + 1]) for i in range(len(self._bits))]

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from lynx_net.aio.timeline import Direction
     from lynx_net.errors import LynxError
     from lynx_net.wire.layout import CacheLayout
+    from lynx_net.wire.receiving import PageSizes
 
 __all__ = ["IncomingTransfer", "Offer", "OutgoingTransfer"]
 
@@ -30,7 +31,8 @@ class Offer:
     Attributes:
         request_id: chosen by the application; names the request, not the transfer.
         layout: shape of the cache.
-        codec, codec_params: `lynx_codec.get_codec(codec, **codec_params)`.
+        codec, codec_params: `lynx_codec.get_codec(codec, **codec_params)`; "plan" and a table of codecs, of layers
+            that differ (`lynx_codec.CodecPlan`).
         streams: number of streams of the codec.
         meta: whatever the sender's application adds; plain msgpack values.
         first_token: first output token, computed by the prefill side; None if it was not sent.
@@ -193,7 +195,7 @@ class IncomingTransfer(_Transfer):
 
     # Called by the link.
 
-    def sizes(self, page: int) -> Sequence[frozenset[int]]:
+    def sizes(self, page: int) -> Sequence[PageSizes]:
         """Byte sizes that each stream of a page may have."""
         raise LocalProtocolError("this transfer has no decoder")
 

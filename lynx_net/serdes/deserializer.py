@@ -11,6 +11,7 @@ import numpy as np
 from lynx_net.aio.transfer import IncomingTransfer, Offer
 from lynx_net.errors import CodecError, LocalProtocolError, LynxError
 from lynx_net.wire.messages import AbortCode
+from lynx_net.wire.receiving import largest_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -19,9 +20,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from lynx_codec import Codec, PageShape
+    from lynx_codec.plan import CodecTable
     from lynx_net.aio.link import Link
     from lynx_net.serdes.target import KVTarget
     from lynx_net.wire.layout import Kind
+    from lynx_net.wire.receiving import PageSizes
 
 __all__ = ["ReceivedTransfer"]
 
@@ -44,22 +47,30 @@ class ReceivedTransfer(IncomingTransfer):
         transfer: int,
         offer: Offer,
         *,
-        codec: Codec,
+        codecs: CodecTable,
         allocate: Callable[[Offer], KVTarget],
         executor: Executor | None,
     ) -> None:
         super().__init__(link, transfer, offer)
-        if len(codec.stream_names) != offer.streams:
+        if len(codecs.stream_names) != offer.streams:
             raise LocalProtocolError(
-                f"streams: the offer has {offer.streams}, codec {codec.name} has {len(codec.stream_names)}"
+                f"streams: the offer has {offer.streams}, codec {offer.codec} has {len(codecs.stream_names)}"
             )
         layout = offer.layout
-        self._codec = codec
+        self._codecs = codecs
         self._executor = executor
-        # Every layer is cut alike, so one layer tells.
-        first = layout.layer_pages(0) if layout.layers else range(0)
-        self._layer_sizes = [_sizes_of(codec, layout.page(index).shape) for index in first]
-        self._need_bytes = layout.layers * sum(max(size) for sizes in self._layer_sizes for size in sizes)
+        # Every layer is cut alike, so one layer with the same codecs tells.
+        first = [layout.page(index) for index in layout.layer_pages(0)] if layout.layers else []
+        by_codecs: dict[tuple[int, ...], list[list[PageSizes]]] = {}
+        self._layer_sizes: list[list[list[PageSizes]]] = []
+        self._need_bytes = 0
+        for layer in range(layout.layers):
+            numbers = tuple(codecs.number(layer, kind) for kind in layout.kinds)
+            if numbers not in by_codecs:
+                by_codecs[numbers] = [_sizes_of(codecs.codec(layer, page.kind), page.shape) for page in first]
+            self._layer_sizes.append(by_codecs[numbers])
+            self._need_bytes += sum(largest_of(size) for sizes in by_codecs[numbers] for size in sizes)
+        self._pages_per_layer = len(first)
         self.target = allocate(offer)
         self._views: dict[tuple[int, Kind], NDArray[Any]] = {}
         for layer in range(layout.layers):
@@ -73,8 +84,9 @@ class ReceivedTransfer(IncomingTransfer):
         self._loop = link.loop
         self._error: LynxError | None = None
 
-    def sizes(self, page: int) -> Sequence[frozenset[int]]:
-        return self._layer_sizes[page % len(self._layer_sizes)]
+    def sizes(self, page: int) -> Sequence[PageSizes]:
+        layer, position = divmod(page, self._pages_per_layer)
+        return self._layer_sizes[layer][position]
 
     @property
     def need_bytes(self) -> int:
@@ -88,11 +100,11 @@ class ReceivedTransfer(IncomingTransfer):
         for earlier in self._waiting[:stream]:
             earlier.pop(page, None)
         self._waiting[stream][page] = None
-        self._waiting_bytes[stream] += max(self.sizes(page)[stream])
-        layer = page // len(self._layer_sizes)
+        self._waiting_bytes[stream] += largest_of(self.sizes(page)[stream])
+        layer = page // self._pages_per_layer
         self._layer_arrived[stream][layer] += 1
         due = (
-            self._layer_arrived[stream][layer] == len(self._layer_sizes)
+            self._layer_arrived[stream][layer] == self._pages_per_layer
             or len(self._waiting[stream]) >= BATCH_PAGES
             or self._waiting_bytes[stream] >= state.windows[stream].window // 4
         )
@@ -138,7 +150,7 @@ class ReceivedTransfer(IncomingTransfer):
                     pages = list(itertools.islice(waiting, BATCH_PAGES))
                     for page in pages:
                         del waiting[page]
-                    self._waiting_bytes[stream] = sum(max(self.sizes(page)[stream]) for page in waiting)
+                    self._waiting_bytes[stream] = sum(largest_of(self.sizes(page)[stream]) for page in waiting)
                     return stream, pages
             self._decoding = False
             if self._error is not None:
@@ -155,16 +167,19 @@ class ReceivedTransfer(IncomingTransfer):
             page = self.offer.layout.page(index)
             out = self._views[page.layer, page.kind][page.start : page.stop]
             try:
-                self._codec.decode(streams, page.shape, out)
+                self._codecs.codec(page.layer, page.kind).decode(streams, page.shape, out)
             except CodecError as error:
                 error.add_note(f"layer {page.layer}, {page.kind}s, tokens {page.start} to {page.stop}")
                 raise
 
 
-def _sizes_of(codec: Codec, shape: PageShape) -> list[frozenset[int]]:
-    """The byte sizes that each stream of a page may have."""
+def _sizes_of(codec: Codec, shape: PageShape) -> list[PageSizes]:
+    """The byte sizes that each stream of a page may have: two at most, or any up to a bound."""
     narrow, wide = (codec.stream_bytes(shape, wide=escaped) for escaped in (False, True))
-    return [frozenset(pair) for pair in zip(narrow, wide, strict=True)]
+    return [
+        range(pair[1] + 1) if stream in codec.variable_streams else frozenset(pair)
+        for stream, pair in enumerate(zip(narrow, wide, strict=True))
+    ]
 
 
 def _checked(view: object, shape: tuple[int, int, int]) -> NDArray[Any]:

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lynx_codec import get_codec
+from lynx_codec import CodecPlan, PageShape
+from lynx_codec.plan import PLAN, CodecTable
+from lynx_codec.registry import CodecBuilder
 from lynx_net.aio.endpoint import Endpoint, Server
 from lynx_net.aio.link import IncomingRequest, Link
 from lynx_net.errors import CodecError
@@ -64,7 +66,7 @@ class KVLink(Link):
         request_id: str,
         layout: CacheLayout,
         *,
-        codec: str = "lynx",
+        codec: str | CodecPlan = "lynx",
         codec_params: dict[str, Any] | None = None,
         fine: NDArray[np.integer[Any]] | Sequence[int] | None = None,
         meta: dict[str, Any] | None = None,
@@ -75,29 +77,37 @@ class KVLink(Link):
         Args:
             request_id: names the request for both applications.
             layout: shape and dtype of the cache.
-            codec, codec_params: a codec of `lynx_codec`, by name.
+            codec, codec_params: a codec of `lynx_codec`, by name; or a `CodecPlan`, for layers that differ.
             fine: tokens of the cache that have all their bits in the first stream: increasing, and none of them raw
                 (see `fine_tokens`). By default the last sixth of the cache; codecs of one stream have no use for it.
             meta: anything msgpack can pack; the receiver finds it in `transfer.offer.meta`.
             first_token: first output token, if prefill has computed it.
 
         Raises:
-            CodecError: unknown codec or parameters.
+            CodecError: unknown codec or parameters, or a codec made for other heads than the layout's.
             LocalProtocolError, or the error that ended the link.
         """
-        chosen = get_codec(codec, **(codec_params or {}))
+        if isinstance(codec, CodecPlan):
+            if codec_params is not None:
+                raise CodecError("a plan holds the parameters of its codecs; codec_params are not for it")
+            name, codecs = PLAN, codec.table(layout.layers, layout.kinds)
+            params = codecs.params()
+        else:
+            name, chosen = codec, CodecBuilder().build(codec, codec_params or {})
+            codecs, params = CodecTable.uniform(chosen, layout.layers, layout.kinds), chosen.params()
+        codecs.check({kind: PageShape(0, layout.heads, layout.size_of(kind)) for kind in layout.kinds})
         tokens = np.asarray(fine_tokens(layout) if fine is None else fine, dtype=np.int64)
         layout = layout.with_fine(tokens.tolist())
         transfer = self.open_transfer(
             request_id,
             layout,
-            codec=codec,
-            codec_params=chosen.params(),
-            streams=len(chosen.stream_names),
+            codec=name,
+            codec_params=params,
+            streams=len(codecs.stream_names),
             meta=meta,
             first_token=first_token,
         )
-        return Sending(transfer, chosen, tokens, self._executor)
+        return Sending(transfer, codecs, tokens, self._executor)
 
     def requests(self) -> AsyncIterator[KVRequest]:
         return super().requests()  # type: ignore[return-value]  # `make_request` makes no others
@@ -144,11 +154,13 @@ class _KVEndpoint(Endpoint[KVLink]):
         )
 
     def _receive(self, link: Link, transfer: int, offer: Offer) -> ReceivedTransfer:
-        # These are arguments of ours, not parameters of a codec: a peer must not choose them.
-        if ours := sorted({"name", "implementation"} & offer.codec_params.keys()):
-            raise CodecError(f"codec {offer.codec} has no parameter {', '.join(ours)}")
-        codec = get_codec(offer.codec, **offer.codec_params)
-        return ReceivedTransfer(link, transfer, offer, codec=codec, allocate=self._allocate, executor=self._executor)
+        layers, kinds = offer.layout.layers, offer.layout.kinds
+        if offer.codec == PLAN:
+            codecs = CodecTable.from_params(offer.codec_params, layers, kinds)
+        else:
+            # Not `get_codec`: a peer chooses the parameters of a codec, and nothing else that is an argument there.
+            codecs = CodecTable.uniform(CodecBuilder().build(offer.codec, offer.codec_params), layers, kinds)
+        return ReceivedTransfer(link, transfer, offer, codecs=codecs, allocate=self._allocate, executor=self._executor)
 
     async def close(self) -> None:
         await super().close()

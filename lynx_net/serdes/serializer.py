@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from lynx_codec import Codec
+    from lynx_codec.plan import CodecTable
     from lynx_net.aio.readiness import Readiness
     from lynx_net.aio.timeline import Timeline
     from lynx_net.aio.transfer import Offer, OutgoingTransfer
@@ -40,10 +40,10 @@ class Sending:
     """
 
     def __init__(
-        self, transfer: OutgoingTransfer, codec: Codec, fine: NDArray[np.int64], executor: Executor | None
+        self, transfer: OutgoingTransfer, codecs: CodecTable, fine: NDArray[np.int64], executor: Executor | None
     ) -> None:
         self._transfer = transfer
-        self._codec = codec
+        self._codecs = codecs
         self._fine = fine
         self._executor = executor
         self._written: set[int] = set()
@@ -96,7 +96,7 @@ class Sending:
                 self._transfer.link.abort(self._transfer.id, AbortCode.CODEC, where, error)
                 error.add_note(f"in layer {layer}")
                 raise
-            for stream in range(len(self._codec.stream_names)):
+            for stream in range(len(self._codecs.stream_names)):
                 for page, streams in encoded:
                     self._transfer.submit(page.index, stream, streams[stream])
 
@@ -130,11 +130,12 @@ class Sending:
         for page in group:
             array = arrays[page.kind]
             assert array is not None
-            outs = [memoryview(bytearray(size)) for size in self._codec.stream_bytes(page.shape, wide=True)]
+            codec = self._codecs.codec(page.layer, page.kind)
+            outs = [memoryview(bytearray(size)) for size in codec.stream_bytes(page.shape, wide=True)]
             first, stop = np.searchsorted(self._fine, (page.start, page.stop))
             fine = self._fine[first:stop] - page.start
             try:
-                lengths = self._codec.encode(array[page.start : page.stop], page.shape, outs, fine)
+                lengths = codec.encode(array[page.start : page.stop], page.shape, outs, fine)
             except NonFiniteError as error:
                 error.add_note(f"{page.kind}s, token {page.start + error.token} of the cache")
                 raise
