@@ -43,7 +43,7 @@ TOO_SHORT, TOO_LONG, BAD_KIND, LEFT_CELL = 1, 2, 3, 4
 """Results of the decoder."""
 
 SPARE = 16
-"""Bytes of room behind a section."""
+"""Bytes of room behind a section: a fetch reads 8."""
 
 CELL_OPEN = exact.OPEN
 SIGNS, ANYTHING, UNKNOWN_KIND = exact.FLAT_SIGNS, exact.FLAT_PLAIN, 3
@@ -231,9 +231,9 @@ def _row_fields(row, most, members, flags, kinds, mantissa, value_a, size_a, val
         ones = np.int32(np.int32(I_ONE << (shift & np.int32(31))) - I_ONE)
         unary = ones if few else np.int32(UNARY_ONES | np.int32(np.int32(quotient - UNARY_MOST) << UNARY_MOST))
         unary_bits = np.int32(quotient + I_ONE) if few else LONGEST_UNARY
-        value = unary if wide else np.int32(shifted & I_ONE)
+        value = unary if wide else np.int32(shifted & np.int32(is_long))
         size = unary_bits if wide else np.int32(is_long)
-        flat_value = negative if kinds[c] == SIGNS else bits
+        flat_value = bits if kinds[c] == ANYTHING else np.int32(negative & np.int32(kinds[c] == SIGNS))
         flat_size = np.int32(16) if kinds[c] == ANYTHING else np.int32(kinds[c] == SIGNS)
         value_b[c] = flat_value if flat else value
         size_b[c] = flat_size if flat else size
@@ -242,12 +242,13 @@ def _row_fields(row, most, members, flags, kinds, mantissa, value_a, size_a, val
 
 @compiled
 def _put(target, byte, pending, held, values, sizes):
-    """Append one field per channel: the new byte offset, the bits that are pending there, and how many (0 to 7)."""
+    """Append one field per channel: the new byte offset, the bits that are pending there, and how many (0 to 7).
+
+    A field holds no bits above its size.
+    """
     for c in range(len(values)):
-        size = np.uint64(np.uint32(sizes[c]))
-        mask = np.uint64((np.uint64(1) << size) - np.uint64(1))
-        pending = np.uint64(pending | ((np.uint64(np.uint32(values[c])) & mask) << held))
-        held = np.uint64(held + size)
+        pending = np.uint64(pending | (np.uint64(np.uint32(values[c])) << held))
+        held = np.uint64(held + np.uint64(np.uint32(sizes[c])))
         deposit(target, byte, pending)
         whole = np.uint64(held >> np.uint64(3))
         byte += np.intp(whole)
@@ -288,8 +289,9 @@ def encode_cells(bits, codes, base, length, starts, float16, mode, out, at):
         _expected(base[k], float16, expected)
         _flat_kinds(bits, first, stop, length[k], expected, kinds)
         for c in range(channels):
-            size_a[c] = np.int32(2) if kinds[c] >= 0 else I_ZERO
-        byte_b, pending_b, held_b = _put(section_b, byte_b, pending_b, held_b, kinds, size_a)
+            value_b[c] = kinds[c] if kinds[c] > 0 else I_ZERO
+            size_b[c] = np.int32(2) if kinds[c] >= 0 else I_ZERO
+        byte_b, pending_b, held_b = _put(section_b, byte_b, pending_b, held_b, value_b, size_b)
         for t in range(first, stop):
             if float16:
                 _row_cells(codes[t], base[k], length[k], step, top, margin, True, mode, most, members, flags)
@@ -316,10 +318,11 @@ def encode_cells(bits, codes, base, length, starts, float16, mode, out, at):
 
 
 @compiled
-def _padded(data, first, stop):
-    """A copy of data[first:stop] with room behind it."""
-    copy = np.zeros(stop - first + SPARE, np.uint8)
+def _padded(data, first, stop, spare):
+    """A copy of data[first:stop] with zeros behind it."""
+    copy = np.empty(stop - first + spare, np.uint8)
     copy[: stop - first] = data[first:stop]
+    copy[stop - first :] = 0
     return copy
 
 
@@ -337,12 +340,43 @@ def _ended(section, position, limit):
 
 
 @compiled
+def _read_flat(section, place, kind, expected):
+    """A value of a channel of length 0, and the bits it takes."""
+    if kind == CONSTANT:
+        return expected, 0
+    if kind == SIGNS:
+        return np.int32((expected & MAGNITUDE) | (_bits_at(section, place, 1) << np.int32(15))), 1
+    return _bits_at(section, place, 16), 16
+
+
+@compiled
+def _read_wide(section, place, head, most, mantissa):
+    """A value of a wide cell, -1 if there is none, and the bits it takes; `head` is its field of section A."""
+    word = _bits_at(section, place, LONGEST_UNARY)
+    quotient = I_ZERO
+    while quotient < UNARY_MOST and (word >> quotient) & I_ONE:
+        quotient = np.int32(quotient + I_ONE)
+    used = quotient + 1
+    if quotient == UNARY_MOST:
+        quotient = np.int32(quotient + (word >> UNARY_MOST))
+        used = np.intp(LONGEST_UNARY)
+    magnitude = np.int32(most - np.int32(np.int32(quotient << mantissa) | np.int32(head >> I_ONE)))
+    if magnitude < 0:
+        return np.int32(-1), used
+    return np.int32(magnitude | np.int32((head & I_ONE) << np.int32(15))), used
+
+
+@compiled
 def decode_cells(data, at, cut, codes, base, length, starts, float16, mode, out):
-    """Inverse of `encode_cells`: section A is data[at:cut], section B the rest; 0 or what is wrong."""
+    """Inverse of `encode_cells`: section A is data[at:cut], section B the rest; 0 or what is wrong.
+
+    A row takes 16 bits a channel of section B at most, which is the room behind its copy: one check after a row is enough.
+    """
     channels = out.shape[1]
-    mantissa = np.intp(HALF_MANTISSA if float16 else BF_MANTISSA)
-    section_a = _padded(data, at, cut)
-    section_b = _padded(data, cut, len(data))
+    mantissa = HALF_MANTISSA if float16 else BF_MANTISSA
+    wide_bits = np.int32(mantissa + I_ONE)
+    section_a = _padded(data, at, cut, SPARE)
+    section_b = _padded(data, cut, len(data), 2 * channels + SPARE)
     limit_a, limit_b = 8 * (cut - at), 8 * (len(data) - cut)
     place_a, place_b = 0, 0
     step = np.empty(channels, np.float32)
@@ -377,55 +411,35 @@ def decode_cells(data, at, cut, codes, base, length, starts, float16, mode, out)
             for c in range(channels):
                 bits = _log2(members[c])
                 short[c] = np.int32((np.int32(2) << bits) - members[c])
-                bits = np.int32(mantissa + 1) if flags[c] & np.int32(2) else bits
+                bits = wide_bits if flags[c] & np.int32(2) else bits
                 bits = I_ZERO if flags[c] & np.int32(4) else bits
                 size[c] = bits
                 total += bits
             if place_a + total > limit_a:
                 return TOO_SHORT
             for c in range(channels):
-                index[c] = _bits_at(section_a, place_a, size[c])
+                found = _bits_at(section_a, place_a, size[c])
                 place_a += size[c]
-            row = out[t]
-            for c in range(channels):
                 if flags[c] & np.int32(6):
                     if flags[c] & np.int32(4):
-                        bits = 0
-                        if kinds[c] != CONSTANT:
-                            bits = 16 if kinds[c] == ANYTHING else 1
-                        if place_b + bits > limit_b:
-                            return TOO_SHORT
-                        found = _bits_at(section_b, place_b, bits)
-                        place_b += bits
-                        if kinds[c] == SIGNS:
-                            found = (expected[c] & MAGNITUDE) | np.int32(found << np.int32(15))
-                        elif kinds[c] == CONSTANT:
-                            found = expected[c]
-                        row[c] = np.uint16(found)
-                        continue
-                    word = _bits_at(section_b, place_b, LONGEST_UNARY) if place_b <= limit_b else 0
-                    quotient = 0
-                    while quotient < UNARY_MOST and (word >> quotient) & 1:
-                        quotient += 1
-                    if quotient < UNARY_MOST:
-                        place_b += quotient + 1
+                        found, used = _read_flat(section_b, place_b, kinds[c], expected[c])
                     else:
-                        place_b += LONGEST_UNARY
-                        quotient += word >> UNARY_MOST
-                    if place_b > limit_b:
-                        return TOO_SHORT
-                    magnitude = most[c] - ((quotient << mantissa) | (index[c] >> 1))
-                    if magnitude < 0:
-                        return LEFT_CELL
-                    row[c] = np.uint16(magnitude | ((index[c] & 1) << 15))
+                        found, used = _read_wide(section_b, place_b, found, most[c], mantissa)
+                        if found < 0:
+                            return LEFT_CELL
+                    place_b += used
+                    index[c] = most[c] - (found & MAGNITUDE)
+                    flags[c] = found >> np.int32(15)
                     continue
-                found = index[c]
-                if found >= short[c]:
-                    if place_b >= limit_b:
-                        return TOO_SHORT
-                    found = np.int32(2 * found + _bits_at(section_b, place_b, 1) - short[c])
-                    place_b += 1
-                row[c] = np.uint16((most[c] - found) | ((flags[c] & I_ONE) << np.int32(15)))
+                is_long = np.int32(found >= short[c])
+                more = np.int32(found + _bits_at(section_b, place_b, 1) - short[c])
+                place_b += is_long
+                index[c] = np.int32(found + (more & np.int32(-is_long)))
+            if place_b > limit_b:
+                return TOO_SHORT
+            row = out[t]
+            for c in range(channels):
+                row[c] = np.uint16((most[c] - index[c]) | ((flags[c] & I_ONE) << np.int32(15)))
     if not (_ended(section_a, place_a, limit_a) and _ended(section_b, place_b, limit_b)):
         return TOO_LONG
     return 0
