@@ -83,8 +83,8 @@ FLOAT16_FORMAT = FloatFormat(mantissa=10, largest=0x7BFF)
 
 
 def exact_bound(values: int) -> int:
-    """Most bytes the exact stream of so many coded values takes."""
-    return EXACT_HEADER_BYTES + 2 * values
+    """Most bytes the exact stream of so many coded values takes; a page without any has an empty one."""
+    return EXACT_HEADER_BYTES + 2 * values if values else 0
 
 
 def encode_exact(
