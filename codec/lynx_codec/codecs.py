@@ -213,15 +213,26 @@ class PageCodec(Codec):
             raise CodecError(f"these are no streams of a page of codec {self.name}")
         return self.page_format(wide=bool(streams[0][FLAGS_AT] & FLAG_WIDE))
 
+    def _divisible(self, streams: Sequence[bytes]) -> PageFormat:
+        """The same, for operations that need every stream to be made of rows."""
+        found = self._format_of(streams)
+        if len(streams) > len(found.streams):
+            name = self.stream_names[len(found.streams)]
+            raise CodecError(
+                f"stream {name} of a page of codec {self.name} can only be kept whole: no token can be cut off, and no "
+                f"head taken out; without it ({len(found.streams)} streams) the page can be divided"
+            )
+        return found
+
     def fine_tokens(self, streams: Sequence[bytes], shape: PageShape) -> tuple[int, ...]:
         found = fine_tokens(self._format_of(streams), streams, shape)
         return () if found is None else tuple(found.tolist())
 
     def cut_page(self, streams: Sequence[bytes], shape: PageShape, start: int, left: PageShape) -> tuple[bytes, ...]:
-        return cut(self._format_of(streams), streams, shape, start, left)
+        return cut(self._divisible(streams), streams, shape, start, left)
 
     def take_heads(self, streams: Sequence[bytes], shape: PageShape, heads: Sequence[int]) -> tuple[bytes, ...]:
-        return take_heads(self._format_of(streams), streams, shape, heads)
+        return take_heads(self._divisible(streams), streams, shape, heads)
 
     def add_raw(
         self, streams: Sequence[bytes], shape: PageShape, added: Sequence[bytes], more: PageShape
@@ -406,11 +417,14 @@ class Bfloat16Codec(PageCodec):
     name = "bf16"
     stream_names = ("anchor",)
     codec_id = BF16_ID
-    grid_tokens = 1
     _has_escape = False
 
+    @property
+    def grid_tokens(self) -> int:
+        return 1
+
     def page_format(self, *, wide: bool) -> PageFormat:
-        return PageFormat(self.header_bytes, 1, ((Section("token", (16,)),),))
+        return PageFormat(self.header_bytes, self.grid_tokens, ((Section("token", (16,)),),))
 
     def stream_bytes(self, shape: PageShape, *, wide: bool = False) -> tuple[int, ...]:
         return (self.header_bytes + shape.tokens * row_bytes(shape.heads, shape.head_size, 8) * 2,)

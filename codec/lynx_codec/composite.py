@@ -28,15 +28,19 @@ def join_streams(codecs: Sequence[Codec]) -> tuple[tuple[str, ...], list[tuple[i
     """Names of the streams of codecs that travel side by side, and the place of each codec's streams among them.
 
     The first lossy streams of all are one stream, so are the second ones, and so on; a stream called "exact" is last.
+    It keeps its name if nothing stays lossy without one: `bf16` is exact by itself where exact streams exist.
     """
-    lossy = [[name for name in codec.stream_names if name != EXACT] for codec in codecs]
-    names = max(lossy, key=len)
-    exact = any(EXACT in codec.stream_names for codec in codecs)
+    lossy = [sum(name != EXACT for name in codec.stream_names) for codec in codecs]
+    last = max(lossy)
     places = [
-        (*range(len(own)), len(names)) if EXACT in codec.stream_names else tuple(range(len(own)))
+        (*range(own), last) if EXACT in codec.stream_names else tuple(range(own))
         for codec, own in zip(codecs, lossy, strict=True)
     ]
-    return (*names, EXACT) if exact else tuple(names), places
+    has_exact = any(EXACT in codec.stream_names for codec in codecs)
+    all_exact = has_exact and all(EXACT in codec.stream_names or codec.name == "bf16" for codec in codecs)
+    later = last - 1 + (has_exact and not all_exact)
+    residuals = ["residual"] if later == 1 else [f"residual{number + 1}" for number in range(later)]
+    return ("anchor", *residuals, *([EXACT] if all_exact else [])), places
 
 
 class SplitCodec(Codec):

@@ -139,7 +139,8 @@ def add_raw(
         for (section, table), (_, new) in zip(stream, other, strict=True):
             grown.append(np.concatenate([table, new]) if section.rows in ("raw", "token") else table)
         tables.append(grown)
-    return _joined(page, streams[0], shape.with_raw(more.tokens), tables)
+    # Streams that are not made of rows know nothing of raw tokens.
+    return (*_joined(page, streams[0], shape.with_raw(more.tokens), tables), *streams[len(page.streams) :])
 
 
 def _head_bytes(head_size: int, bits: int) -> int:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from lynx_net.aio.timeline import Direction
     from lynx_net.errors import LynxError
     from lynx_net.wire.layout import CacheLayout
-    from lynx_net.wire.receiving import StreamSizes
+    from lynx_net.wire.receiving import PageSizes
 
 __all__ = ["IncomingTransfer", "Offer", "OutgoingTransfer"]
 
@@ -195,7 +195,7 @@ class IncomingTransfer(_Transfer):
 
     # Called by the link.
 
-    def sizes(self, page: int) -> Sequence[StreamSizes]:
+    def sizes(self, page: int) -> Sequence[PageSizes]:
         """Byte sizes that each stream of a page may have."""
         raise LocalProtocolError("this transfer has no decoder")
 

@@ -11,6 +11,7 @@ import numpy as np
 from lynx_net.aio.transfer import IncomingTransfer, Offer
 from lynx_net.errors import CodecError, LocalProtocolError, LynxError
 from lynx_net.wire.messages import AbortCode
+from lynx_net.wire.receiving import largest_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from lynx_net.aio.link import Link
     from lynx_net.serdes.target import KVTarget
     from lynx_net.wire.layout import Kind
-    from lynx_net.wire.receiving import StreamSizes
+    from lynx_net.wire.receiving import PageSizes
 
 __all__ = ["ReceivedTransfer"]
 
@@ -60,15 +61,15 @@ class ReceivedTransfer(IncomingTransfer):
         self._executor = executor
         # Every layer is cut alike, so one layer with the same codecs tells.
         first = [layout.page(index) for index in layout.layer_pages(0)] if layout.layers else []
-        by_codecs: dict[tuple[int, ...], list[list[StreamSizes]]] = {}
-        self._layer_sizes: list[list[list[StreamSizes]]] = []
+        by_codecs: dict[tuple[int, ...], list[list[PageSizes]]] = {}
+        self._layer_sizes: list[list[list[PageSizes]]] = []
         self._need_bytes = 0
         for layer in range(layout.layers):
             numbers = tuple(codecs.number(layer, kind) for kind in layout.kinds)
             if numbers not in by_codecs:
                 by_codecs[numbers] = [_sizes_of(codecs.codec(layer, page.kind), page.shape) for page in first]
             self._layer_sizes.append(by_codecs[numbers])
-            self._need_bytes += sum(max(size) for sizes in by_codecs[numbers] for size in sizes)
+            self._need_bytes += sum(largest_of(size) for sizes in by_codecs[numbers] for size in sizes)
         self._pages_per_layer = len(first)
         self.target = allocate(offer)
         self._views: dict[tuple[int, Kind], NDArray[Any]] = {}
@@ -83,7 +84,7 @@ class ReceivedTransfer(IncomingTransfer):
         self._loop = link.loop
         self._error: LynxError | None = None
 
-    def sizes(self, page: int) -> Sequence[StreamSizes]:
+    def sizes(self, page: int) -> Sequence[PageSizes]:
         layer, position = divmod(page, self._pages_per_layer)
         return self._layer_sizes[layer][position]
 
@@ -99,7 +100,7 @@ class ReceivedTransfer(IncomingTransfer):
         for earlier in self._waiting[:stream]:
             earlier.pop(page, None)
         self._waiting[stream][page] = None
-        self._waiting_bytes[stream] += max(self.sizes(page)[stream])
+        self._waiting_bytes[stream] += largest_of(self.sizes(page)[stream])
         layer = page // self._pages_per_layer
         self._layer_arrived[stream][layer] += 1
         due = (
@@ -149,7 +150,7 @@ class ReceivedTransfer(IncomingTransfer):
                     pages = list(itertools.islice(waiting, BATCH_PAGES))
                     for page in pages:
                         del waiting[page]
-                    self._waiting_bytes[stream] = sum(max(self.sizes(page)[stream]) for page in waiting)
+                    self._waiting_bytes[stream] = sum(largest_of(self.sizes(page)[stream]) for page in waiting)
                     return stream, pages
             self._decoding = False
             if self._error is not None:
@@ -172,7 +173,7 @@ class ReceivedTransfer(IncomingTransfer):
                 raise
 
 
-def _sizes_of(codec: Codec, shape: PageShape) -> list[StreamSizes]:
+def _sizes_of(codec: Codec, shape: PageShape) -> list[PageSizes]:
     """The byte sizes that each stream of a page may have: two at most, or any up to a bound."""
     narrow, wide = (codec.stream_bytes(shape, wide=escaped) for escaped in (False, True))
     return [

@@ -66,7 +66,7 @@ from lynx_net.wire.messages import (
     Request,
 )
 from lynx_net.wire.pacing import TokenBucket
-from lynx_net.wire.receiving import ReceiveState, StreamSizes
+from lynx_net.wire.receiving import PageSizes, ReceiveState
 from lynx_net.wire.scheduler import NO_DEADLINE, NothingToSend, Scheduler, SendBytes, SendQueue, WaitUntil
 from lynx_net.wire.stats import LaneStats
 
@@ -338,7 +338,7 @@ class LinkCore:
         self,
         offer: OfferMessage,
         layout: CacheLayout,
-        sizes: Callable[[int], Sequence[StreamSizes]],
+        sizes: Callable[[int], Sequence[PageSizes]],
         need_bytes: int,
         now: float,
         stats: TransferStats | None = None,

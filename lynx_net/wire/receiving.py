@@ -32,11 +32,16 @@ if TYPE_CHECKING:
     from lynx_net.wire.frames import SegmentHeader
     from lynx_net.wire.layout import CacheLayout
 
-__all__ = ["LayerReady", "PageArrived", "ReceiveState", "StreamReady", "StreamSizes", "TransferComplete"]
+__all__ = ["LayerReady", "PageArrived", "PageSizes", "ReceiveState", "StreamReady", "TransferComplete", "largest_of"]
 
 
-StreamSizes: TypeAlias = frozenset[int] | range
-"""Byte sizes that a stream of a page may have; a range where they depend on the values."""
+PageSizes: TypeAlias = frozenset[int] | range
+"""Byte sizes that a stream of a page may have: the few that there are, or a range of all up to a bound."""
+
+
+def largest_of(sizes: PageSizes) -> int:
+    """The largest of these sizes."""
+    return sizes[-1] if isinstance(sizes, range) else max(sizes)
 
 
 class PageArrived(NamedTuple):
@@ -117,7 +122,7 @@ class ReceiveState:
         layout: CacheLayout,
         streams: int,
         segment_bytes: int,
-        sizes: Callable[[int], Sequence[StreamSizes]],
+        sizes: Callable[[int], Sequence[PageSizes]],
         windows: Sequence[int],
         initial_credit: int,
         pool: BufferPool | None = None,
@@ -139,6 +144,7 @@ class ReceiveState:
         self._sizes = sizes
         self._page_count = layout.page_count
         self._pages_per_layer = len(layout.layer_pages(0)) if layout.layers else 0
+        self._largest_bytes = self._largest_pages()
         self._full_windows = windows
         self.windows = [ReceiveWindow(size) for size in windows]
         self.windows[0].limit = initial_credit
@@ -171,13 +177,18 @@ class ReceiveState:
         return self._initial_credit + self._largest_page(0)
 
     def _largest_page(self, stream: int) -> int:
-        """The most bytes that a page can have in this stream; all layers are cut alike, but may differ in codecs."""
+        """The most bytes that a page can have in this stream."""
+        return self._largest_bytes[stream]
+
+    def _largest_pages(self) -> list[int]:
+        """The same for all streams; all layers are cut alike, but may differ in codecs."""
         if not self._page_count:
-            return 0
+            return [0] * self.streams
         first = (self.layout.page(index) for index in self.layout.layer_pages(0))
         alike = {(page.kind, page.shape): page.index for page in first}.values()
         starts = range(0, self._page_count, self._pages_per_layer)
-        return max(max(self._sizes(start + index)[stream]) for start in starts for index in alike)
+        pages = [self._sizes(start + index) for start in starts for index in alike]
+        return [max(largest_of(sizes[stream]) for sizes in pages) for stream in range(self.streams)]
 
     def _widen(self) -> None:
         """A stream is in: the next ones get their whole window, up to the first that is still owed (rule 7)."""
