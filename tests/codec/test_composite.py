@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lynx_codec import Codec, CodecError, CodecPlan, CodecRule, PackedCache, PageShape, bits_per_value, get_codec
+from lynx_codec.composite import join_streams
 from lynx_codec.plan import CodecTable
 from lynx_codec.registry import MAX_DIFFERENT, CodecBuilder
 
@@ -93,6 +94,39 @@ def test_sizes_and_names() -> None:
     codec.warm_up()
 
 
+class Named(Codec):
+    """Only the names of streams."""
+
+    def __init__(self, name: str, *stream_names: str) -> None:
+        self.name = name
+        self.stream_names = stream_names
+
+    params = stream_bytes = encode = decode = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("codecs", "names", "places"),
+    [
+        ([("a", "anchor"), ("b", "anchor", "residual")], ("anchor", "residual"), [(0,), (0, 1)]),
+        ([("a", "anchor", "exact"), ("bf16", "anchor")], ("anchor", "exact"), [(0, 1), (0,)]),
+        (
+            [("a", "anchor", "residual1", "residual2", "exact"), ("b", "anchor", "exact")],
+            ("anchor", "residual1", "residual2", "exact"),
+            [(0, 1, 2, 3), (0, 3)],
+        ),
+        # With a codec that stays lossy beside it, the last stream must not promise the original bits.
+        ([("a", "anchor", "exact"), ("b", "anchor")], ("anchor", "residual"), [(0, 1), (0,)]),
+        (
+            [("a", "anchor", "exact"), ("b", "anchor", "residual")],
+            ("anchor", "residual1", "residual2"),
+            [(0, 2), (0, 1)],
+        ),
+    ],
+)
+def test_streams_side_by_side(codecs: Any, names: tuple[str, ...], places: list[tuple[int, ...]]) -> None:
+    assert join_streams([Named(*codec) for codec in codecs]) == (names, places)
+
+
 class TestRefusals:
     @pytest.mark.parametrize(
         ("name", "params", "message"),
@@ -167,6 +201,33 @@ class TestRefusals:
                 codec.decode([memoryview(s) for s in given_streams], shape, out)
         with pytest.raises(CodecError, match="not contiguous"):
             codec.decode([memoryview(streams[0] * 2)[::2]], shape, out)
+
+
+@SETTINGS
+@given(st.data())
+def test_corrupt_bytes(data: st.DataObject) -> None:
+    """They are a CodecError or decode to finite numbers; cutting and selecting them is no worse."""
+    parts: list[tuple[str, dict[str, Any]]] = [("nested", {"bits": [2, 6]}), ("lynx", {}), ("int8", {})]
+    codec = made("heads", [1, 1, 1], parts)
+    shape = PageShape(40, 3, 4, 1, 2, 3)
+    streams = [bytearray(stream) for stream in encode(codec, normal(*shape.array_shape), shape)]
+    for _ in range(data.draw(st.integers(1, 4))):
+        stream = data.draw(st.sampled_from(streams))
+        # Lengths, headers and positions lie at the beginning of a part; the rest is metadata and codes.
+        stream[data.draw(st.integers(0, len(stream) - 1) | st.integers(0, 80))] = data.draw(st.integers(0, 255))
+    broken = [bytes(stream) for stream in streams]
+    out = np.empty(shape.array_shape, np.float32)
+    try:
+        codec.decode([memoryview(stream) for stream in broken], shape, out)
+        assert np.isfinite(out).all()
+    except CodecError:
+        pass
+    try:
+        fine = [token for token in codec.fine_tokens(broken, shape) if token >= 32]
+        codec.cut_page(broken, shape, 32, shape.cut(32, 40, len(fine)))
+        codec.take_heads(broken, shape, [2, 0])
+    except CodecError:
+        pass
 
 
 class TestPlans:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from lynx_codec import Codec, CodecError, NonFiniteError, PackedArray, PackedCache, PackedPage, PageShape, get_codec
 from lynx_codec.layout import FLAGS_AT
+from lynx_codec.nested import NestedCodec
 
 SETTINGS = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 CODECS: list[tuple[str, dict[str, Any]]] = [("lynx", {}), ("int8", {}), ("int4", {}), ("bf16", {}), ("nested", {})]
@@ -279,6 +280,26 @@ class TestRefusals:
         bad = (page.streams[0][:first] + b"\x04\0\x04\0" + page.streams[0][first + 4 :], page.streams[1])
         with pytest.raises(CodecError, match="positions of fine tokens"):
             codec.cut_page(bad, page.shape, 0, page.shape.cut(0, 31, 2))
+
+    def test_one_stream_that_stays_whole(self) -> None:
+        """The error names the stream; without it the page can be divided, and raw tokens do not concern it."""
+
+        class Tailed(NestedCodec):
+            def __init__(self) -> None:
+                super().__init__(get_codec("nested")._load_engine)
+                self.stream_names = ("anchor", "residual", "exact")
+
+        codec = Tailed()
+        (page,) = PackedArray.encode(get_codec("nested"), normal(50, 2, 4)).pages
+        packed = PackedArray(codec, 2, 4, [PackedPage((*page.streams, b"tail"), page.shape)])
+        for call in (lambda: packed.crop(0, 32), lambda: packed.select_heads([0])):
+            with pytest.raises(CodecError, match=r"stream exact of a page of codec nested.*without it \(2 streams\)"):
+                call()
+        assert packed.first_streams(2).crop(32, 50).select_heads([1]).decode().shape == (18, 1, 4)
+        added = PackedArray.encode(get_codec("nested"), normal(1, 2, 4), raw_tail=1).pages[0]
+        grown = codec.add_raw(packed.pages[0].streams, page.shape, added.streams, added.shape)
+        assert grown is not None
+        assert grown[1:] == packed.pages[0].streams[1:]
 
     def test_pages_that_stay_whole(self) -> None:
         """A codec that says nothing of its bytes: whole pages are dropped and joined, less is refused by name."""
