@@ -79,7 +79,7 @@ class IntegrityError(LynxError):
     Attributes:
         transfer: transfer id on its link.
         layer, kind: which layer, and "key" or "value".
-        stream: index of the stream (0 anchor, 1 residual, 2 exact).
+        stream: index of the stream (0 anchor, then what refines it).
     """
 
     def __init__(self, transfer: int, layer: int, kind: str, stream: int) -> None:

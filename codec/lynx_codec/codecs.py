@@ -143,6 +143,33 @@ class Engine(Protocol):
     ) -> None:
         """Inverse of `pack`; sets bits in codes that have none of these."""
 
+    def encode_exact(
+        self,
+        bits: NDArray[np.uint16],
+        codes: NDArray[np.uint8],
+        base: NDArray[np.float32],
+        length: NDArray[np.float32],
+        starts: NDArray[np.int64],
+        out: NDArray[np.uint8],
+        *,
+        float16: bool,
+    ) -> int:
+        """`lynx_codec.exact.encode_exact`; all arrays are C-contiguous."""
+        ...
+
+    def decode_exact(
+        self,
+        data: NDArray[np.uint8],
+        codes: NDArray[np.uint8],
+        base: NDArray[np.float32],
+        length: NDArray[np.float32],
+        starts: NDArray[np.int64],
+        out: NDArray[np.uint16],
+        *,
+        float16: bool,
+    ) -> None:
+        """`lynx_codec.exact.decode_exact`; all arrays are C-contiguous."""
+
 
 class PageCodec(Codec):
     """What the codecs share: checks, buffers, raw tokens and the header."""
@@ -241,9 +268,9 @@ class PageCodec(Codec):
         may_be_wide = self._has_escape and shape.coded_tokens > 0
         header = read_header(arrays[0], self._header(shape), may_be_wide=may_be_wide)
         sizes = self.stream_bytes(shape, wide=header.wide)
-        for name, size, array in zip(self.stream_names, sizes, arrays, strict=False):
-            if array.nbytes != size:
-                raise CodecError(f"stream {name} has {array.nbytes} bytes, the page takes {size}")
+        for i, (size, array) in enumerate(zip(sizes, arrays, strict=False)):
+            if array.nbytes > size or (array.nbytes < size and i not in self.variable_streams):
+                raise CodecError(f"stream {self.stream_names[i]} has {array.nbytes} bytes, the page takes {size}")
         return header, arrays
 
     def _check_out(self, out: NDArray[Any], shape: PageShape) -> None:

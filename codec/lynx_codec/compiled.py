@@ -9,9 +9,20 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from lynx_codec import kernels
+from lynx_codec import exact_kernels, kernels
 from lynx_codec.base import CHUNK_TOKENS, PageShape
 from lynx_codec.errors import CodecError
+from lynx_codec.exact import (
+    BFLOAT16_FORMAT,
+    CLOSED,
+    EXACT_HEADER_BYTES,
+    FLOAT16_FORMAT,
+    OPEN,
+    PLAIN,
+    exact_bound,
+    read_exact_header,
+    write_exact_header,
+)
 from lynx_codec.layout import BF16_ID, HEADER_BYTES, INT8_ID, LYNX_HEADER_BYTES, LYNX_ID, NESTED_ID
 from lynx_codec.reference import check_finite, widen
 from lynx_codec.tables import LynxTables, lynx_tables
@@ -31,6 +42,12 @@ _KINDS = {"f": kernels.FLOAT32, "e": kernels.FLOAT16, "H": kernels.BFLOAT16}
 _BITS: dict[int, type[np.unsignedinteger[Any]]] = {4: np.uint32, 2: np.uint16}
 _EMPTY: dict[int, NDArray[Any]] = {item: np.empty(0, dtype=bits) for item, bits in _BITS.items()}
 _EMPTY_SOURCE = {item: _read_only(array) for item, array in _EMPTY.items()}
+_EXACT_ERRORS = {
+    exact_kernels.TOO_SHORT: "the exact stream is too short for the page",
+    exact_kernels.TOO_LONG: "the exact stream is longer than the page takes",
+    exact_kernels.BAD_KIND: "the exact stream names an unknown kind of flat channel",
+    exact_kernels.LEFT_CELL: "the exact stream leaves the cell of a code",
+}
 _NO_RESIDUAL = np.empty(0, dtype=np.uint8)
 _NO_RESIDUAL.flags.writeable = False
 
@@ -216,6 +233,54 @@ class CompiledEngine:
     ) -> None:
         flat = codes.reshape(-1)
         kernels.unpack_codes(_read_only(data), _read_only(tokens), shape.heads, shape.head_size, shift, bits, flat)
+
+    def encode_exact(
+        self,
+        bits: NDArray[np.uint16],
+        codes: NDArray[np.uint8],
+        base: NDArray[np.float32],
+        length: NDArray[np.float32],
+        starts: NDArray[np.int64],
+        out: NDArray[np.uint8],
+        *,
+        float16: bool,
+    ) -> int:
+        bound = exact_bound(bits.size)
+        known = [_read_only(array) for array in (bits, codes, base, length, starts)]
+        for mode in (CLOSED, OPEN):
+            cut, size = exact_kernels.encode_cells(*known, float16, mode, out[:bound], EXACT_HEADER_BYTES)
+            if cut == exact_kernels.NO_ROOM:
+                break
+            if cut != exact_kernels.OUTSIDE:
+                write_exact_header(out, mode, cut)
+                return int(EXACT_HEADER_BYTES + size)
+        write_exact_header(out, PLAIN, 0)
+        out[EXACT_HEADER_BYTES:bound].view(np.uint16)[:] = bits.reshape(-1)
+        return bound
+
+    def decode_exact(
+        self,
+        data: NDArray[np.uint8],
+        codes: NDArray[np.uint8],
+        base: NDArray[np.float32],
+        length: NDArray[np.float32],
+        starts: NDArray[np.int64],
+        out: NDArray[np.uint16],
+        *,
+        float16: bool,
+    ) -> None:
+        mode, cut = read_exact_header(data, out.size)
+        if mode == PLAIN:
+            out[...] = data[cut:].view(np.uint16).reshape(out.shape)
+        else:
+            known = [_read_only(array) for array in (codes, base, length, starts)]
+            place = (_read_only(data), EXACT_HEADER_BYTES, cut)
+            status = exact_kernels.decode_cells(*place, *known, float16, mode, out)
+            if status:
+                raise CodecError(_EXACT_ERRORS[status])
+        form = FLOAT16_FORMAT if float16 else BFLOAT16_FORMAT
+        if exact_kernels.largest(out) > form.largest:
+            raise CodecError("the exact stream holds a value that is not finite")
 
 
 def _flat(page: NDArray[Any], shape: PageShape, pair: int) -> tuple[NDArray[Any], Strides, Strides]:

@@ -1,7 +1,8 @@
 """The nested codec: one 8-bit quantiser whose codes travel in pieces, upper bits first.
 
 What is known of a code after some of the streams is a cell of the quantiser. It is read at its middle, or, after
-the first stream alone, at a fitted point that the header carries.
+the first stream alone, at a fitted point that the header carries. With `exact`, one more stream says which 16-bit float
+of its cell a value was (exact.py).
 """
 
 from __future__ import annotations
@@ -10,16 +11,27 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lynx_codec.base import PageShape
 from lynx_codec.codecs import PageCodec, checked_positions
 from lynx_codec.errors import CodecError
-from lynx_codec.layout import HEADER_BYTES, NESTED_ID, Sections, read_positions, read_table, row_places, write_header
+from lynx_codec.exact import exact_bound
+from lynx_codec.layout import (
+    HEADER_BYTES,
+    NESTED_ID,
+    Sections,
+    chunk_spans,
+    read_positions,
+    read_table,
+    row_places,
+    write_header,
+)
+from lynx_codec.reference import chunk_fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-    from lynx_codec.base import PageShape
     from lynx_codec.codecs import Engine
 
 __all__ = ["NestedCodec", "cell_middles"]
@@ -40,22 +52,38 @@ def cell_middles(bits: int) -> NDArray[np.float32]:
 
 
 class NestedCodec(PageCodec):
-    """Asymmetric 8-bit integers per channel and chunk, cut into streams of `bits` bits each, upper bits first."""
+    """Asymmetric 8-bit integers per channel and chunk, cut into streams of `bits` bits each, upper bits first.
+
+    With `exact`, pages are float16 or bfloat16, and one more stream, "exact", makes all their bits known again.
+    """
 
     name = "nested"
     codec_id = NESTED_ID
 
-    def __init__(self, load_engine: Callable[[], Engine], *, bits: Sequence[int] = (4, 4), chunk: int = 32) -> None:
+    def __init__(
+        self,
+        load_engine: Callable[[], Engine],
+        *,
+        bits: Sequence[int] = (4, 4),
+        chunk: int = 32,
+        exact: bool = False,
+    ) -> None:
         super().__init__(load_engine)
         self._bits = tuple(int(b) for b in bits)
         if not self._bits or min(self._bits) < 1 or sum(self._bits) != CODE_BITS or list(self._bits) != list(bits):
             raise CodecError(f"nested: bits must be whole numbers from 1 that add up to {CODE_BITS}, not {bits!r}")
         if int(chunk) != chunk or not MIN_CHUNK <= chunk <= MAX_CHUNK:
             raise CodecError(f"nested: chunk must be {MIN_CHUNK} to {MAX_CHUNK} tokens, not {chunk!r}")
+        if exact is not True and exact is not False:
+            raise CodecError(f"nested: exact must be true or false, not {exact!r}")
         self._chunk = int(chunk)
         self._widths = self._bits
+        self._exact = exact
         later = len(self._bits) - 1
         self.stream_names = ("anchor", *(["residual"] if later == 1 else [f"residual{i + 1}" for i in range(later)]))
+        if exact:
+            self.variable_streams = frozenset({len(self.stream_names)})
+            self.stream_names = (*self.stream_names, "exact")
         self._shifts = [CODE_BITS - sum(self._bits[: i + 1]) for i in range(len(self._bits))]
         first = self._bits[0]
         table = cell_middles(first).astype("<f2").tobytes() if first <= MAX_TABLE_BITS else b""
@@ -63,10 +91,20 @@ class NestedCodec(PageCodec):
         self.header_bytes = HEADER_BYTES + len(self._tail)
 
     def params(self) -> dict[str, Any]:
-        return {"bits": list(self._bits), "chunk": self._chunk}
+        return {"bits": list(self._bits), "chunk": self._chunk, "exact": self._exact}
+
+    def warm_up(self) -> None:
+        super().warm_up()
+        if self._exact:
+            page = np.ones((2, 1, 2), dtype=np.uint16)
+            shape = PageShape(*page.shape)
+            streams = [memoryview(bytearray(size)) for size in self.stream_bytes(shape, wide=True)]
+            sizes = self.encode(page, shape, streams)
+            self.decode([s[:n] for s, n in zip(streams, sizes, strict=True)], shape, page)
 
     def stream_bytes(self, shape: PageShape, *, wide: bool = False) -> tuple[int, ...]:
-        return self._sections(shape, wide).stream_bytes(shape)
+        sizes = self._sections(shape, wide).stream_bytes(shape)
+        return (*sizes, exact_bound(shape.coded_tokens * shape.channels)) if self._exact else sizes
 
     def encode(
         self,
@@ -76,11 +114,15 @@ class NestedCodec(PageCodec):
         fine: NDArray[np.integer[Any]] | None = None,
     ) -> tuple[int, ...]:
         self.check_page(page, shape)
+        if self._exact and page.dtype == np.float32:
+            raise CodecError("nested: an exact stream is for float16 and bfloat16 pages, not for float32")
         buffers = self._buffers(outs, shape)
         positions = checked_positions(fine, shape)
         anchor = buffers[0]
         self._encode_raw(page, shape, anchor)
         wide = False
+        float16 = page.dtype == np.float16
+        exact_bytes = 0
         if shape.coded_tokens:
             codes, wide = self._engine.encode_codes(page, shape, self._chunk, anchor, self.header_bytes)
             sections = self._sections(shape, wide)
@@ -97,8 +139,14 @@ class NestedCodec(PageCodec):
                 if shape.fine:
                     self._engine.pack(codes, chosen, shape, shift, bits, anchor[at:end])
                 at = end
-        write_header(anchor, self._header(shape), wide=wide, raw_float16=page.dtype == np.float16)
-        return self.stream_bytes(shape, wide=wide)
+            if self._exact:
+                coded = page[shape.raw_head : shape.tokens - shape.raw_tail].reshape(codes.shape)
+                patterns = np.ascontiguousarray(coded).view(np.uint16)
+                fields = self._fields(anchor, shape, wide)
+                exact_bytes = self._engine.encode_exact(patterns, codes, *fields, buffers[-1], float16=float16)
+        write_header(anchor, self._header(shape), wide=wide, raw_float16=float16)
+        sizes = self.stream_bytes(shape, wide=wide)
+        return (*sizes[:-1], exact_bytes) if self._exact else sizes
 
     def decode(self, streams: Sequence[memoryview], shape: PageShape, out: NDArray[Any]) -> None:
         self._check_out(out, shape)
@@ -125,6 +173,14 @@ class NestedCodec(PageCodec):
             if shape.fine:
                 self._engine.unpack(anchor[at:end], chosen, shape, shift, bits, codes)
             at = end
+        if len(arrays) > len(self._bits):
+            patterns = np.empty(codes.shape, dtype=np.uint16)
+            fields = self._fields(anchor, shape, header.wide)
+            self._engine.decode_exact(arrays[-1], codes, *fields, patterns, float16=header.raw_float16)
+            raw = patterns.astype("<u2", copy=False).reshape(-1).view(np.uint8)
+            first, stop = shape.raw_head, shape.tokens - shape.raw_tail
+            self._engine.load_raw(raw, header.raw_float16, shape, first, stop, out)
+            return
         points = self._points(len(arrays), header.tail[WIDTHS_BYTES:])
         places = everyone if single else row_places(positions, shape)
         where = (shape, self._chunk, self.header_bytes, header.wide)
@@ -132,6 +188,15 @@ class NestedCodec(PageCodec):
 
     def _sections(self, shape: PageShape, wide: bool) -> Sections:
         return Sections.of(shape, self.header_bytes, self._bits, wide, self._chunk)
+
+    def _fields(
+        self, anchor: NDArray[np.uint8], shape: PageShape, wide: bool
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int64]]:
+        """What the exact stream rests on: base and length [chunks, channels], and the first coded row of each chunk."""
+        base, length = chunk_fields(anchor, self._sections(shape, wide), shape, wide)
+        first = shape.raw_head
+        starts = [start - first for start, _ in chunk_spans(shape, self._chunk)]
+        return base, length, np.array([*starts, shape.coded_tokens], dtype=np.int64)
 
     def _later(self, sections: Sections) -> list[tuple[int, int, int]]:
         """Row bytes, shift and bits of each stream behind the first."""

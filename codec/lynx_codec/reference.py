@@ -18,6 +18,7 @@ import numpy as np
 
 from lynx_codec.base import CHUNK_TOKENS
 from lynx_codec.errors import CodecError, NonFiniteError
+from lynx_codec.exact import decode_exact, encode_exact
 from lynx_codec.layout import Sections, chunk_spans, planes
 from lynx_codec.limits import (
     ESCAPE_STEPS,
@@ -316,7 +317,7 @@ class ReferenceEngine:
         out: NDArray[Any],
     ) -> None:
         sections = Sections.of(shape, base, (4, 4), wide)
-        grid, mu_code, sigma_code = self._read_fields(anchor, sections, shape, wide)
+        grid, mu_code, sigma_code = read_fields(anchor, sections, shape, wide)
         mu, sigma = grid.place(mu_code), grid.length(sigma_code)
         row = sections.rows[0]
         codes = unpack_nibbles(anchor[sections.data : sections.fine].reshape(-1, row), shape)
@@ -356,7 +357,7 @@ class ReferenceEngine:
 
     def decode_affine(self, data: U8, shape: PageShape, base: int, wide: bool, bits: int, out: NDArray[Any]) -> None:
         sections = Sections.of(shape, base, (bits,), wide)
-        grid, low_code, range_code = self._read_fields(data, sections, shape, wide)
+        grid, low_code, range_code = read_fields(data, sections, shape, wide)
         low, delta = grid.place(low_code), grid.length(range_code) / np.float32((1 << bits) - 1)
         rows = data[sections.data :].reshape(shape.coded_tokens, sections.rows[0])
         codes = (rows if bits == 8 else unpack_nibbles(rows, shape)).astype(np.float32)
@@ -395,7 +396,7 @@ class ReferenceEngine:
         out: NDArray[Any],
     ) -> None:
         sections = Sections.of(shape, base, (8,), wide, chunk)
-        grid, low_code, range_code = self._read_fields(data, sections, shape, wide)
+        grid, low_code, range_code = read_fields(data, sections, shape, wide)
         low, delta = grid.place(low_code), grid.length(range_code) / TOP_CODE
         positions = np.where((places < 0)[:, None], tables[1][codes], tables[0][codes])
         offset = shape.raw_head
@@ -437,15 +438,48 @@ class ReferenceEngine:
         out[sections.chunk_low : sections.chunk_scale] = first.astype(dtype).reshape(-1).view(np.uint8)
         out[sections.chunk_scale : sections.fine_positions] = second.astype(dtype).reshape(-1).view(np.uint8)
 
-    @staticmethod
-    def _read_fields(data: U8, sections: Sections, shape: PageShape, wide: bool) -> tuple[Grid, I32, I32]:
-        dtype = "<u2" if wide else "u1"
-        low = data[sections.page_low : sections.page_scale].copy().view("<u2").astype(np.uint16)
-        scale = data[sections.page_scale : sections.chunk_low].copy().view("<u2").astype(np.uint16)
-        check_page_fields(widen(low), widen(scale))
-        fields = data[sections.chunk_low : sections.fine_positions].copy().view(dtype).astype(np.int32)
-        first, second = fields.reshape(2, sections.chunks, shape.channels)
-        return Grid.of(low, scale, wide), first, second
+    def encode_exact(
+        self,
+        bits: U16,
+        codes: U8,
+        base: F32,
+        length: F32,
+        starts: NDArray[np.int64],
+        out: U8,
+        *,
+        float16: bool,
+    ) -> int:
+        return encode_exact(bits, codes, base, length, starts, out, float16=float16)
+
+    def decode_exact(
+        self,
+        data: U8,
+        codes: U8,
+        base: F32,
+        length: F32,
+        starts: NDArray[np.int64],
+        out: U16,
+        *,
+        float16: bool,
+    ) -> None:
+        decode_exact(data, codes, base, length, starts, out, float16=float16)
+
+
+def read_fields(data: U8, sections: Sections, shape: PageShape, wide: bool) -> tuple[Grid, I32, I32]:
+    """The page grid and the codes of both chunk fields, [chunks, channels], out of stream 0."""
+    dtype = "<u2" if wide else "u1"
+    low = data[sections.page_low : sections.page_scale].copy().view("<u2").astype(np.uint16)
+    scale = data[sections.page_scale : sections.chunk_low].copy().view("<u2").astype(np.uint16)
+    check_page_fields(widen(low), widen(scale))
+    fields = data[sections.chunk_low : sections.fine_positions].copy().view(dtype).astype(np.int32)
+    first, second = fields.reshape(2, sections.chunks, shape.channels)
+    return Grid.of(low, scale, wide), first, second
+
+
+def chunk_fields(data: U8, sections: Sections, shape: PageShape, wide: bool) -> tuple[F32, F32]:
+    """Base and length of every chunk of the affine codecs, float32 [chunks, channels]."""
+    grid, low_code, range_code = read_fields(data, sections, shape, wide)
+    return grid.place(low_code), grid.length(range_code)
 
 
 def check_page_fields(low: F32, scale: F32) -> None:

@@ -24,7 +24,7 @@ _FACTORIES: dict[str, tuple[Callable[..., Codec], frozenset[str]]] = {
     "int8": (lambda load_engine: AffineCodec(load_engine, bits=8), frozenset()),
     "int4": (lambda load_engine: AffineCodec(load_engine, bits=4), frozenset()),
     "lynx": (LynxCodec, frozenset({"alpha"})),
-    "nested": (NestedCodec, frozenset({"bits", "chunk"})),
+    "nested": (NestedCodec, frozenset({"bits", "chunk", "exact"})),
 }
 _IMPLEMENTATIONS = ("compiled", "reference")
 _SPLITS = {"by_head": "heads", "by_channel": "channels"}

@@ -224,6 +224,7 @@ class Link:
         codec: str,
         codec_params: dict[str, Any],
         streams: int,
+        stream_names: Sequence[str] | None = None,
         meta: dict[str, Any] | None = None,
         first_token: int | None = None,
     ) -> OutgoingTransfer:
@@ -242,7 +243,7 @@ class Link:
                 now=self.clock(),
             )
             stats = self.core.send_stats(transfer)
-            outgoing = self._outgoing[transfer] = OutgoingTransfer(self, transfer, offer, stats)
+            outgoing = self._outgoing[transfer] = OutgoingTransfer(self, transfer, offer, stats, stream_names)
             self._wake_soon()
         return outgoing
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from lynx_codec.composite import EXACT
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from lynx_net.aio.link import Link
 
-__all__ = ["Direction", "Observer", "Timeline"]
+__all__ = ["Direction", "Observer", "Timeline", "has_exact", "last_lossy"]
 
 Direction = Literal["incoming", "outgoing"]
 
@@ -22,6 +26,7 @@ class Timeline:
         peer: address of the other side.
         transfer: id of the transfer on its link.
         request_id, codec, tokens, layers: from the offer.
+        stream_names: of the codec.
         stream_bytes, stream_segments: payload bytes and segments of each stream that were sent, or that arrived.
         offered_s: when the offer was made, or came.
         accepted_s: when the receiver had reserved the memory; at the sender, when it learned of it.
@@ -41,6 +46,7 @@ class Timeline:
     codec: str
     tokens: int
     layers: int
+    stream_names: tuple[str, ...]
     stream_bytes: tuple[int, ...]
     stream_segments: tuple[int, ...]
     resent_segments: int
@@ -67,7 +73,13 @@ class Timeline:
     @property
     def residual_ready_s(self) -> float | None:
         """When the cache was Q_full; incoming only. None for a codec without a residual."""
-        return self.streams_ready_s[1] if len(self.streams_ready_s) > 1 else None
+        last = last_lossy(self.stream_names)
+        return self.streams_ready_s[last] if last and self.streams_ready_s else None
+
+    @property
+    def exact_ready_s(self) -> float | None:
+        """When the cache had the bits of the sender's; incoming only. None for a codec without an exact stream."""
+        return self.streams_ready_s[-1] if has_exact(self.stream_names) and self.streams_ready_s else None
 
     @property
     def rate_bps(self) -> float | None:
@@ -90,6 +102,16 @@ class Timeline:
     def to_json(self) -> dict[str, Any]:
         """Everything as plain JSON values."""
         return asdict(self)
+
+
+def has_exact(stream_names: Sequence[str]) -> bool:
+    """Whether the last of these streams of a codec is exact."""
+    return stream_names[-1:] == (EXACT,)
+
+
+def last_lossy(stream_names: Sequence[str]) -> int:
+    """Number of the stream that makes the cache Q_full: the last one that is not exact."""
+    return max(len(stream_names) - 1 - has_exact(stream_names), 0)
 
 
 class Observer:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lynx_net.aio.readiness import Readiness
-from lynx_net.aio.timeline import Timeline
+from lynx_net.aio.timeline import Timeline, has_exact, last_lossy
 from lynx_net.errors import LocalProtocolError
 from lynx_net.wire.messages import AbortCode
 from lynx_net.wire.stats import TransferStats
@@ -52,7 +52,16 @@ class _Transfer:
 
     direction: Direction
 
-    def __init__(self, link: Link, transfer: int, offer: Offer, stats: TransferStats) -> None:
+    def __init__(
+        self,
+        link: Link,
+        transfer: int,
+        offer: Offer,
+        stats: TransferStats,
+        stream_names: Sequence[str] | None = None,
+    ) -> None:
+        self.stream_names = _checked_names(stream_names, offer.streams)
+        """Of the codec, in order; "exact", if it is there, is the last."""
         self.link = link
         self.id = transfer
         self.offer = offer
@@ -74,6 +83,7 @@ class _Transfer:
             codec=self.offer.codec,
             tokens=self.offer.layout.tokens,
             layers=self.offer.layout.layers,
+            stream_names=self.stream_names,
             stream_bytes=tuple(stats.stream_bytes),
             stream_segments=tuple(stats.stream_segments),
             resent_segments=stats.resent_segments,
@@ -100,8 +110,15 @@ class OutgoingTransfer(_Transfer):
 
     direction: Direction = "outgoing"
 
-    def __init__(self, link: Link, transfer: int, offer: Offer, stats: TransferStats) -> None:
-        super().__init__(link, transfer, offer, stats)
+    def __init__(
+        self,
+        link: Link,
+        transfer: int,
+        offer: Offer,
+        stats: TransferStats,
+        stream_names: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(link, transfer, offer, stats, stream_names)
         self.delivered = Readiness()
         """Ready when the receiver has everything decoded in place."""
         self._room = asyncio.Event()
@@ -145,14 +162,16 @@ class OutgoingTransfer(_Transfer):
 class IncomingTransfer(_Transfer):
     """The receiving end. Subclasses decode; this class keeps what is ready.
 
-    Awaitables: `layer_ready(i)`, `anchor_ready`, `residual_ready`, `exact_ready`, `complete`. Each raises the
-    transfer's typed error when it cannot become true any more.
+    Awaitables: `layer_ready(i, s)`, `stream_ready(s)`, `anchor_ready`, `residual_ready`, `exact_ready`, `complete`.
+    Each raises the transfer's typed error when it cannot become true any more.
     """
 
     direction: Direction = "incoming"
 
-    def __init__(self, link: Link, transfer: int, offer: Offer) -> None:
-        super().__init__(link, transfer, offer, TransferStats.of(offer.streams))
+    def __init__(
+        self, link: Link, transfer: int, offer: Offer, *, stream_names: Sequence[str] | None = None
+    ) -> None:
+        super().__init__(link, transfer, offer, TransferStats.of(offer.streams), stream_names)
         self.target: Any = None
         """Where it is decoded into: what `allocate(offer)` returned."""
         self.complete = Readiness()
@@ -162,13 +181,18 @@ class IncomingTransfer(_Transfer):
 
     def stream_ready(self, stream: int) -> Readiness:
         """The whole cache is decoded with streams 0 to `stream`; the last stream if there are fewer."""
-        return self._streams[min(stream, len(self._streams) - 1)]
+        return self._streams[self._stream(stream)]
 
     def layer_ready(self, layer: int, stream: int = 0) -> Readiness:
         """One layer is decoded with streams 0 to `stream`; the last stream if there are fewer."""
         if not 0 <= layer < self.offer.layout.layers:
             raise LocalProtocolError(f"layer {layer} of a cache with {self.offer.layout.layers} layers")
-        return self._layers[min(stream, len(self._streams) - 1)][layer]
+        return self._layers[self._stream(stream)][layer]
+
+    def _stream(self, stream: int) -> int:
+        if stream < 0:
+            raise LocalProtocolError(f"stream {stream}: streams are counted from 0")
+        return min(stream, len(self._streams) - 1)
 
     @property
     def anchor_ready(self) -> Readiness:
@@ -177,13 +201,19 @@ class IncomingTransfer(_Transfer):
 
     @property
     def residual_ready(self) -> Readiness:
-        """The cache is Q_full."""
-        return self.stream_ready(1)
+        """The cache is Q_full: decoded with every stream but an exact one."""
+        return self._streams[last_lossy(self.stream_names)]
 
     @property
     def exact_ready(self) -> Readiness:
-        """The cache is as good as the codec's last stream makes it."""
-        return self.stream_ready(2)
+        """The cache has the bits that the sender has.
+
+        Raises:
+            LocalProtocolError: the codec has no exact stream.
+        """
+        if not has_exact(self.stream_names):
+            raise LocalProtocolError(f"codec {self.offer.codec} of request {self.offer.request_id!r} has no exact stream")
+        return self._streams[-1]
 
     def cancel(self, reason: str = "cancelled by the receiver") -> None:
         """Give up; nothing is written to the target once `closed` has returned."""
@@ -230,3 +260,14 @@ class IncomingTransfer(_Transfer):
 
     def _streams_ready_s(self) -> tuple[float | None, ...]:
         return tuple(one.at_s for one in self._streams)
+
+
+def _checked_names(names: Sequence[str] | None, streams: int) -> tuple[str, ...]:
+    """Names for the streams of a transfer; where the codec is unknown, those of a codec without an exact stream."""
+    if names is None:
+        return ("anchor", "residual")[:streams] if streams <= 2 else (
+            "anchor", *(f"residual{number}" for number in range(1, streams))
+        )
+    if len(names) != streams:
+        raise LocalProtocolError(f"streams: the offer has {streams}, the codec {len(names)}: {', '.join(names)}")
+    return tuple(names)

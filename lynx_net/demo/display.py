@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from lynx_net.demo.report import Line, marked_text, plain_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from rich.console import Group
     from rich.progress import TaskID
@@ -44,8 +44,8 @@ class Display(Protocol):
         """One remark that stays on the screen."""
         ...
 
-    def transfer(self, codec: str, stream_bytes: Sequence[int]) -> None:
-        """A transfer begins, with this many payload bytes in each stream."""
+    def transfer(self, codec: str, stream_bytes: Mapping[str, int]) -> None:
+        """A transfer begins, with streams of these names and (at most) this many payload bytes, in order."""
         ...
 
     def received(self, stream_bytes: Sequence[int]) -> None:
@@ -65,9 +65,9 @@ class Display(Protocol):
         ...
 
 
-def stream_name(codec: str, stream: int, streams: int) -> str:
-    """How a stream is called on the screen."""
-    return codec if streams == 1 else f"{codec} {('anchor', 'residual', 'exact')[stream]}"
+def stream_titles(codec: str, names: Collection[str]) -> list[str]:
+    """How the streams of a codec are called on the screen."""
+    return [codec] if len(names) == 1 else [f"{codec} {name}" for name in names]
 
 
 class PlainDisplay:
@@ -76,6 +76,7 @@ class PlainDisplay:
     def __init__(self) -> None:
         self._output = sys.stdout  # kept: libraries replace sys.stdout for moments, in another thread
         self._codec = ""
+        self._titles: list[str] = []
         self._totals: list[int] = []
         self._shown: list[int] = []
         self._kinds: list[str] = []
@@ -86,9 +87,10 @@ class PlainDisplay:
     def note(self, text: str) -> None:
         print(text, file=self._output, flush=True)
 
-    def transfer(self, codec: str, stream_bytes: Sequence[int]) -> None:
+    def transfer(self, codec: str, stream_bytes: Mapping[str, int]) -> None:
         self._codec = codec
-        self._totals = list(stream_bytes)
+        self._titles = stream_titles(codec, stream_bytes)
+        self._totals = list(stream_bytes.values())
         self._shown = [0] * len(self._totals)
         self._kinds = []
 
@@ -97,10 +99,8 @@ class PlainDisplay:
             quarters = count * _QUARTERS // total if total else _QUARTERS
             if quarters > self._shown[stream]:
                 self._shown[stream] = quarters
-                name = stream_name(self._codec, stream, len(self._totals))
-                print(
-                    f"  {name}: {quarters * 100 // _QUARTERS} % of {total / 1e6:.2f} MB", file=self._output, flush=True
-                )
+                told = f"{quarters * 100 // _QUARTERS} % of {total / 1e6:.2f} MB"
+                print(f"  {self._titles[stream]}: {told}", file=self._output, flush=True)
 
     def text(self, pieces: Sequence[Piece], detokenize: Callable[[Sequence[int]], str]) -> None:
         del detokenize  # the text itself comes with the report
@@ -158,11 +158,11 @@ class RichDisplay:
     def note(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False)
 
-    def transfer(self, codec: str, stream_bytes: Sequence[int]) -> None:
+    def transfer(self, codec: str, stream_bytes: Mapping[str, int]) -> None:
         self._finish_step()
         self._streams = [
-            self._bars.add_task(stream_name(codec, stream, len(stream_bytes)), total=total)
-            for stream, total in enumerate(stream_bytes)
+            self._bars.add_task(title, total=total)
+            for title, total in zip(stream_titles(codec, stream_bytes), stream_bytes.values(), strict=True)
         ]
 
     def received(self, stream_bytes: Sequence[int]) -> None:

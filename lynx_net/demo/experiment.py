@@ -129,7 +129,7 @@ class Experiment:
                     self._display.text(pieces, self.detokenize)
         assert done is not None
         await transfer.complete
-        one_stream = len(transfer.stats.stream_bytes) == 1
+        refined = transfer.timeline().residual_ready_s is not None
         return TransferResult(
             codec=transfer.offer.codec,
             values=transfer.offer.layout.values,
@@ -140,7 +140,7 @@ class Experiment:
             drafted=done.drafted,
             accepted=done.accepted,
             anchor_ready_s=_ready_at_s(transfer.anchor_ready) - started_s,
-            residual_ready_s=None if one_stream else _ready_at_s(transfer.residual_ready) - started_s,
+            residual_ready_s=_ready_at_s(transfer.residual_ready) - started_s if refined else None,
             verified_s=None if done.verified_at_s is None else done.verified_at_s - started_s,
             pieces=pieces,
             text=self.detokenize(done.tokens),
@@ -200,11 +200,11 @@ def decode_again(
     return given + decode_plain(model, [prompt[-1], *given], max_new_tokens=new_tokens - len(given))
 
 
-def _stream_totals(codec: str, layout: CacheLayout) -> list[int]:
-    """Bytes of every stream of a cache, if no page escapes to wide metadata."""
+def _stream_totals(codec: str, layout: CacheLayout) -> dict[str, int]:
+    """Bytes of every stream of a cache, if no page escapes to wide metadata; the most of an exact stream."""
     coder = get_codec(codec)
     per_page = [coder.stream_bytes(page.shape) for page in layout.pages()]
-    return [sum(counts) for counts in zip(*per_page, strict=True)]
+    return {name: sum(counts[stream] for counts in per_page) for stream, name in enumerate(coder.stream_names)}
 
 
 def _load() -> LoadedModel:

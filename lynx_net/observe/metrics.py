@@ -88,6 +88,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric("lynx_net_anchor_ready_seconds", "histogram", (), "From the offer to anchors decoded in place."),
     Metric("lynx_net_residual_ready_seconds", "histogram", (), "From the offer to residuals decoded in place."),
+    Metric("lynx_net_exact_ready_seconds", "histogram", (), "From the offer to exact streams decoded in place."),
     Metric(
         "lynx_net_transfer_seconds",
         "histogram",
@@ -142,6 +143,7 @@ class Metrics(Observer):
         self._observe("lynx_net_accept_seconds", (direction,), timeline, timeline.accepted_s)
         self._observe("lynx_net_anchor_ready_seconds", (), timeline, timeline.anchor_ready_s)
         self._observe("lynx_net_residual_ready_seconds", (), timeline, timeline.residual_ready_s)
+        self._observe("lynx_net_exact_ready_seconds", (), timeline, timeline.exact_ready_s)
 
     def link_ended(self, link: Link) -> None:
         self._links.remove(link)

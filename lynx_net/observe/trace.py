@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["TraceRecorder"]
 
 KEPT = 1000
-STREAM_NAMES = ("anchor", "residual", "exact")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,13 +148,13 @@ def _transfer_events(timeline: Timeline, now: float) -> Iterator[dict[str, Any]]
     if timeline.accepted_s is not None:
         yield _instant("accepted", timeline.accepted_s, {})
     for stream, layers in enumerate(timeline.layers_ready_s):
-        name = _stream_name(stream)
+        name = timeline.stream_names[stream]
         for layer, at_s in enumerate(layers):
             if at_s is not None:
                 yield _instant(f"layer {layer} {name} ready", at_s, {"layer": layer, "stream": stream})
     for stream, at_s in enumerate(timeline.streams_ready_s):
         if at_s is not None:
-            yield _instant(f"{_stream_name(stream)} ready", at_s, {"stream": stream})
+            yield _instant(f"{timeline.stream_names[stream]} ready", at_s, {"stream": stream})
     if timeline.error_type is not None:
         yield _instant(f"failed: {timeline.error_type}", ended_s, {"error": timeline.error})
 
@@ -172,10 +171,6 @@ def _phases(timeline: Timeline, ended_s: float) -> Iterator[tuple[str, float, fl
     yield moving, first_s, last_s if over and last_s is not None else ended_s
     if over and last_s is not None:
         yield "waits for delivery" if timeline.direction == "outgoing" else "decodes the rest", last_s, ended_s
-
-
-def _stream_name(stream: int) -> str:
-    return STREAM_NAMES[stream] if stream < len(STREAM_NAMES) else f"stream {stream}"
 
 
 def _phase(name: str, category: str, start_s: float, stop_s: float, arguments: dict[str, Any]) -> dict[str, Any]:

@@ -51,11 +51,7 @@ class ReceivedTransfer(IncomingTransfer):
         allocate: Callable[[Offer], KVTarget],
         executor: Executor | None,
     ) -> None:
-        super().__init__(link, transfer, offer)
-        if len(codecs.stream_names) != offer.streams:
-            raise LocalProtocolError(
-                f"streams: the offer has {offer.streams}, codec {offer.codec} has {len(codecs.stream_names)}"
-            )
+        super().__init__(link, transfer, offer, stream_names=codecs.stream_names)
         layout = offer.layout
         self._codecs = codecs
         self._executor = executor

@@ -104,6 +104,7 @@ class KVLink(Link):
             codec=name,
             codec_params=params,
             streams=len(codecs.stream_names),
+            stream_names=codecs.stream_names,
             meta=meta,
             first_token=first_token,
         )

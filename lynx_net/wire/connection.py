@@ -92,7 +92,7 @@ __all__ = [
 ]
 
 
-MAX_STREAMS = 8
+MAX_STREAMS = 16
 MAX_REASON = 1000
 """Characters of a reason that travel."""
 MIN_PING_S = 0.01

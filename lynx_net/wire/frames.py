@@ -4,7 +4,7 @@ Layout of the header, little-endian (docs/wire-format.md is normative):
 
     offset  size  field
          0     1  kind: 1 control, 2 segment
-         1     1  stream of a segment (0 anchor, 1 residual, 2 exact); 0 in control frames
+         1     1  stream of a segment (0 anchor, then what refines it); 0 in control frames
          2     2  segment headers that follow directly, before the payloads of all of them; 0 in control frames
          4     4  payload bytes
          8     8  transfer id of a segment

@@ -192,7 +192,7 @@ async def test_waiting_for_readiness(moment: Moment, cache: Any, same: Any) -> N
                 await taken[0].anchor_ready
                 await taken[0].layer_ready(1, 1)
                 await taken[0].residual_ready
-                await taken[0].exact_ready
+                await taken[0].stream_ready(1)
                 await taken[0].complete
                 await taken[0].closed()
 

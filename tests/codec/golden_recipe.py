@@ -45,6 +45,17 @@ CASES: tuple[dict[str, Any], ...] = (
         for bits in ([4, 4], [2, 2, 4], [3, 5], [6, 2], [8], [1, 7])
     ),
     {"codec": "nested", "params": {}, "shape": (256, 3, 64, 4, 0, 64), "dtype": "float32", "spike": 0},
+    *(
+        {
+            "codec": "nested",
+            "params": {"exact": True, "chunk": 48},
+            "shape": (70, 2, 5, 2, 3, 11),
+            "dtype": dtype,
+            "spike": spike,
+        }
+        for dtype in ("bfloat16", "float16")
+        for spike in (0, 30000)
+    ),
     {"codec": "lynx", "params": {}, "shape": (256, 3, 64, 4, 0, 64), "dtype": "float32", "spike": 0},
     *({"codec": n, "params": {}, "shape": (0, 1, 2, 0, 0), "dtype": "float32", "spike": 0} for n in ("bf16", "lynx")),
 )
