@@ -1,17 +1,18 @@
 """Bits and speed of the exact stream against zipnn and zstd: `python -m perf.exact --json FILE`.
 
-The cache is that of SmolLM2-135M in bfloat16 after a prefill of prose (this repository's documents), or comes from files
-(`--cache FILE.npz`: arrays "keys" and "values", uint16 [layers, tokens, heads, head size], bits of bfloat16). Every page is
-decoded from all its streams and compared bit for bit. zipnn and zstd, where they are installed, get the same tensors, one per
-layer and kind; zstd also with the upper and the lower bytes of the values apart, which is the better way.
+The cache is that of SmolLM2-135M in bfloat16 after a prefill of this repository's documents, or is read from a file
+(`--cache FILE.npz`: arrays "keys" and "values", uint16 [layers, tokens, heads, head size], bits of bfloat16). Every
+page is decoded from all its streams and compared bit for bit. zipnn and zstd, where they are installed, get the same
+tensors, one per layer and kind; zstd also with the upper and the lower bytes of the values apart, which is the better way.
 
-Speeds are MB of 16-bit values per second on one core, of the exact stream alone, of all streams, and of the others: processor
-time of the thread, medians over rounds in which the variants alternate.
+Speeds are MB of 16-bit values per second on one core, of the exact stream alone, of all streams, and of the others:
+processor time of the thread, medians over rounds in which the variants alternate.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
 import json
 import os
@@ -19,6 +20,7 @@ import statistics
 import sys
 import time
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +58,8 @@ def pages_of(tensor: NDArray[np.uint16], tokens: int, raw_head: int) -> Iterator
     """The pages of one layer; the first tokens of the cache are raw."""
     for start in range(0, len(tensor), tokens):
         page = np.ascontiguousarray(tensor[start : start + tokens])
-        yield page, PageShape(*page.shape, raw_head=min(raw_head, len(page)) if start == 0 else 0)
+        count, heads, size = page.shape
+        yield page, PageShape(count, heads, size, raw_head=min(raw_head, count) if start == 0 else 0)
 
 
 class Nested:
@@ -93,8 +96,7 @@ def rivals() -> dict[str, tuple[Callable[[bytes], Any], Callable[[Any], Any]]]:
     """Compress and decompress of the compressors that are installed."""
     found: dict[str, tuple[Callable[[bytes], Any], Callable[[Any], Any]]] = {}
     if importlib.util.find_spec("zstandard"):
-        import zstandard
-
+        zstandard = importlib.import_module("zstandard")
         press, release = zstandard.ZstdCompressor(level=3), zstandard.ZstdDecompressor()
 
         def split(data: bytes) -> list[bytes]:
@@ -110,10 +112,10 @@ def rivals() -> dict[str, tuple[Callable[[bytes], Any], Callable[[Any], Any]]]:
     if importlib.util.find_spec("zipnn"):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            import zipnn
+            zipnn = importlib.import_module("zipnn")
 
         made = zipnn.ZipNN(bytearray_dtype="bfloat16", threads=1)
-        found["zipnn"] = (lambda data: made.compress(bytes(data)), made.decompress)
+        found["zipnn"] = (lambda data: made.compress(bytearray(data)), made.decompress)  # it writes into its input
     return found
 
 
@@ -158,7 +160,7 @@ def measure_speed(cache: dict[str, NDArray[np.uint16]], options: argparse.Namesp
     """MB of 16-bit values a second, of keys and values of the middle layer."""
     codec: Any = get_codec("nested", chunk=options.chunk, exact=True)
     codec.warm_up()
-    engine = codec._engine  # noqa: SLF001  # the exact stream alone has no public way in
+    engine = codec._engine  # the exact stream alone has no public way in
     layer = len(cache["keys"]) // 2
     calls: dict[str, dict[str, Callable[[], Any]]] = {}
     for kind in KINDS:
@@ -168,18 +170,18 @@ def measure_speed(cache: dict[str, NDArray[np.uint16]], options: argparse.Namesp
         back = np.empty_like(page)
         bits = page.reshape(shape.tokens, -1)
         codes, _ = engine.encode_codes(page, shape, options.chunk, np.frombuffer(outs[0], np.uint8), HEADER_BYTES)
-        known = (codes, *codec._fields(np.frombuffer(streams[0], np.uint8), shape, bool(streams[0][7] & 1)))  # noqa: SLF001
+        known = (codes, *codec._fields(np.frombuffer(streams[0], np.uint8), shape, bool(streams[0][7] & 1)))
         exact, room = np.frombuffer(streams[-1], np.uint8), np.frombuffer(outs[-1], np.uint8)
         calls[kind] = {
-            "exact_encode": lambda a=(bits, *known, room): engine.encode_exact(*a, float16=False),
-            "exact_decode": lambda a=(exact, *known, back.reshape(bits.shape)): engine.decode_exact(*a, float16=False),
-            "all_encode": lambda a=(page, shape, outs): codec.encode(*a),
-            "all_decode": lambda a=(streams, shape, back): codec.decode(*a),
+            "exact_encode": partial(engine.encode_exact, bits, *known, room, float16=False),
+            "exact_decode": partial(engine.decode_exact, exact, *known, back.reshape(bits.shape), float16=False),
+            "all_encode": partial(codec.encode, page, shape, outs),
+            "all_decode": partial(codec.decode, streams, shape, back),
         }
         for name, (press, release) in rivals().items():
             data = page.tobytes()
-            calls[kind][f"{name}_encode"] = lambda p=press, d=data: p(d)
-            calls[kind][f"{name}_decode"] = lambda r=release, d=press(data): r(d)
+            calls[kind][f"{name}_encode"] = partial(press, data)
+            calls[kind][f"{name}_decode"] = partial(release, press(data))
         for call in calls[kind].values():
             call()
     result: dict[str, dict[str, float]] = {}
@@ -231,7 +233,7 @@ def main(arguments: list[str] | None = None) -> int:
         "bits": {str(tokens): measure_bits(cache, options, tokens) for tokens in options.pages},
         "speed": measure_speed(cache, options),
     }
-    print(f"{result['machine']['cpu']}, one core; {result['cache']['from']}, chunks of {options.chunk} tokens")
+    print(f"{result['machine']['processor']}, one core; {result['cache']['from']}, chunks of {options.chunk} tokens")
     for tokens, rows in result["bits"].items():
         print(f"\nbits a value, pages of {tokens} tokens\n{table(rows)}")
     print(f"\nMB of 16-bit values a second\n{table(result['speed'])}")

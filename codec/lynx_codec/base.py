@@ -100,7 +100,7 @@ class Codec(ABC):
     """The streams in order of importance, e.g. ("anchor", "residual")."""
 
     variable_streams: frozenset[int] = frozenset()
-    """Indices of the streams whose size depends on the values: `stream_bytes` is only a bound for them, `encode` says the size."""
+    """Indices of the streams whose size depends on the values: `stream_bytes` is a bound, `encode` says the size."""
 
     @abstractmethod
     def params(self) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """The exact stream: what takes Q_full back to the 16-bit floats it was made from, bit for bit. Plain numpy.
 
-The quantiser of `nested` and `int8` is monotone, so the 16-bit floats that share one 8-bit code are those of an interval,
-the *cell*. Both sides work out the cell of a code from the chunk's base and length, a little wider than it is, and the stream
-names one member of it. Normative description: docs/codec.md. The compiled twin is exact_kernels.py; both write the same
-bytes.
+The quantiser of `nested` and `int8` is monotone, so the 16-bit floats that share one 8-bit code are those of an
+interval, the *cell*. Both sides work out the cell of a code from base and length of the chunk, a little wider than it
+is, and the stream names one member of it. Normative description: docs/codec.md. The compiled twin, exact_kernels.py,
+writes the same bytes.
 
 Sizes are data-dependent, with a bound: a page that would take more is stored as plain 16-bit floats.
 """
@@ -56,7 +56,7 @@ FLAT_CONSTANT, FLAT_SIGNS, FLAT_PLAIN = 0, 1, 2
 """What a channel of a chunk of length 0 holds: its base, its base with either sign, anything."""
 
 WIDENING = np.float32(2.0**-19)
-"""A cell is widened at both ends by this part of the largest magnitude of its chunk; float32 rounding moves an end by less."""
+"""A cell is widened at both ends by this part of the largest magnitude of its chunk; rounding moves an end by less."""
 
 UNARY_MOST = 7
 """A quotient of this much or more is written as so many ones and `QUOTIENT_BITS` bits."""
@@ -87,9 +87,7 @@ def exact_bound(values: int) -> int:
     return EXACT_HEADER_BYTES + 2 * values if values else 0
 
 
-def encode_exact(
-    bits: U16, codes: U8, base: F32, length: F32, starts: I64, out: U8, *, float16: bool = False
-) -> int:
+def encode_exact(bits: U16, codes: U8, base: F32, length: F32, starts: I64, out: U8, *, float16: bool = False) -> int:
     """Write the exact stream of the coded tokens of one page; returns its bytes.
 
     Args:
@@ -118,9 +116,7 @@ def encode_exact(
     return size
 
 
-def decode_exact(
-    data: U8, codes: U8, base: F32, length: F32, starts: I64, out: U16, *, float16: bool = False
-) -> None:
+def decode_exact(data: U8, codes: U8, base: F32, length: F32, starts: I64, out: U16, *, float16: bool = False) -> None:
     """Read what `encode_exact` wrote into `out`, uint16 [tokens, channels].
 
     Raises:

@@ -5,12 +5,12 @@ arrays of one row with loops that become vector code; the loops that move bits f
 decoder knows the sizes of all fields of section A of a row before it reads one, so only an addition lies between two
 values there.
 
-Sections are read from copies with a few bytes of room behind them, since bits are fetched eight bytes at a time; every
-row is checked against what is left before it is read. numba's cache watches this file only: touch it when exact.py changes.
+Sections are read from copies with some bytes of room behind them, since bits are fetched eight bytes at a time. numba's
+cache watches this file only: touch it when exact.py changes.
 """
 
 # numba types these functions, from their arguments:
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, call-arg, var-annotated, arg-type"
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, call-arg, var-annotated, arg-type, assignment"
 
 from __future__ import annotations
 
@@ -297,9 +297,7 @@ def encode_cells(bits, codes, base, length, starts, float16, mode, out, at):
                 _row_cells(codes[t], base[k], length[k], step, top, margin, True, mode, most, members, flags)
             else:
                 _row_cells(codes[t], base[k], length[k], step, top, margin, False, mode, most, members, flags)
-            if not _row_fields(
-                bits[t], most, members, flags, kinds, mantissa, value_a, size_a, value_b, size_b
-            ):
+            if not _row_fields(bits[t], most, members, flags, kinds, mantissa, value_a, size_a, value_b, size_b):
                 return OUTSIDE, 0
             byte_a, pending_a, held_a = _put(section_a, byte_a, pending_a, held_a, value_a, size_a)
             byte_b, pending_b, held_b = _put(section_b, byte_b, pending_b, held_b, value_b, size_b)
@@ -353,7 +351,7 @@ def _read_flat(section, place, kind, expected):
 def _read_wide(section, place, head, most, mantissa):
     """A value of a wide cell, -1 if there is none, and the bits it takes; `head` is its field of section A."""
     word = _bits_at(section, place, LONGEST_UNARY)
-    quotient = I_ZERO
+    quotient = np.int32(0)
     while quotient < UNARY_MOST and (word >> quotient) & I_ONE:
         quotient = np.int32(quotient + I_ONE)
     used = quotient + 1
@@ -370,7 +368,7 @@ def _read_wide(section, place, head, most, mantissa):
 def decode_cells(data, at, cut, codes, base, length, starts, float16, mode, out):
     """Inverse of `encode_cells`: section A is data[at:cut], section B the rest; 0 or what is wrong.
 
-    A row takes 16 bits a channel of section B at most, which is the room behind its copy: one check after a row is enough.
+    A row takes 16 bits a channel of section B at most, the room behind its copy: a check after a row is enough.
     """
     channels = out.shape[1]
     mantissa = HALF_MANTISSA if float16 else BF_MANTISSA

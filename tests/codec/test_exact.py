@@ -116,7 +116,7 @@ def test_pages_of_random_bits_are_bounded():
 
 
 def test_open_ends():
-    """A value beside the range of its chunk by more than the margin of a cell, found by a search: -61 is the least here."""
+    """A value beside the range of its chunk by more than the margin of a cell, found by a search: -61 is the least."""
     page = np.zeros((64, 1, 1), np.float32)
     page[:2, 0, 0] = -905216.0, 688128.0
     page[32:, 0, 0] = np.linspace(-61, 80, 32)
@@ -124,7 +124,7 @@ def test_open_ends():
     assert mode_of(streams[-1]) == OPEN
 
 
-@pytest.mark.parametrize("value", [0.0, -0.0, 1.5, -2.0**-130, 2.0**120])
+@pytest.mark.parametrize("value", [0.0, -0.0, 1.5, -(2.0**-130), 2.0**120])
 def test_constant_channels_cost_nothing(value):
     page = as_dtype(np.full((256, 1, 64), value, np.float32), np.uint16)
     streams = check(page, PageShape(*page.shape))
