@@ -3,7 +3,7 @@
 The cache is that of SmolLM2-135M in bfloat16 after a prefill of this repository's documents, or is read from a file
 (`--cache FILE.npz`: arrays "keys" and "values", uint16 [layers, tokens, heads, head size], bits of bfloat16). Every
 page is decoded from all its streams and compared bit for bit. zipnn and zstd, where they are installed, get the same
-tensors, one per layer and kind; zstd also with the upper and the lower bytes of the values apart, which is the better way.
+tensors, one per layer and kind; zstd also with the upper and the lower bytes of the values apart, which is better.
 
 Speeds are MB of 16-bit values per second on one core, of the exact stream alone, of all streams, and of the others:
 processor time of the thread, medians over rounds in which the variants alternate.
