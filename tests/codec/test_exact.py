@@ -102,7 +102,7 @@ def mode_of(stream: bytes) -> int:
 
 def test_ordinary_pages_are_coded():
     page = as_dtype(normal(256, 2, 64) + np.linspace(-3, 3, 64, dtype=np.float32), np.uint16)
-    streams = check(page, PageShape(*page.shape, 4, 0, 30))
+    streams = check(page, PageShape(256, 2, 64, 4, 0, 30))
     assert mode_of(streams[-1]) == CLOSED
     assert 8 * len(streams[-1]) / page.size < 2.6
 
