@@ -83,13 +83,16 @@ class Codec(ABC):
     stream_names: tuple[str, ...]
     """The streams in order of importance, e.g. ("anchor", "residual")."""
 
+    variable_streams: frozenset[int] = frozenset()
+    """Indices of the streams whose length depends on the values: `stream_bytes` is an upper bound of it."""
+
     @abstractmethod
     def params(self) -> dict[str, Any]:
         """Plain numbers and strings that let a peer build the same codec: `get_codec(name, **params)`."""
 
     @abstractmethod
     def stream_bytes(self, shape: PageShape, *, wide: bool = False) -> tuple[int, ...]:
-        """Exact bytes of each stream of a page.
+        """Exact bytes of each stream of a page; of `variable_streams`, the most that they can take.
 
         `wide` asks for the size of a page that escaped to 16-bit metadata; codecs without an
         escape ignore it. The wide size of every stream is an upper bound of the other.

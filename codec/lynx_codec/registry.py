@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
+from lynx_codec.baselines import CacheGenCodec, Fp8Codec, KiviCodec, TokenCodec, TurboQuantCodec
 from lynx_codec.codecs import AffineCodec, Bfloat16Codec, LynxCodec
 from lynx_codec.errors import CodecError
 from lynx_codec.nested import NestedCodec
@@ -23,6 +24,12 @@ _FACTORIES: dict[str, tuple[Callable[..., Codec], frozenset[str]]] = {
     "int4": (lambda load_engine: AffineCodec(load_engine, bits=4), frozenset()),
     "lynx": (LynxCodec, frozenset({"alpha"})),
     "nested": (NestedCodec, frozenset({"bits", "chunk"})),
+    "cachegen": (CacheGenCodec, frozenset({"bin", "unit"})),
+    "fp8": (Fp8Codec, frozenset()),
+    "int4_token": (lambda load_engine: TokenCodec(load_engine, bits=4), frozenset()),
+    "int8_token": (lambda load_engine: TokenCodec(load_engine, bits=8), frozenset()),
+    "kivi": (KiviCodec, frozenset({"bits", "axis", "group"})),
+    "turboquant": (TurboQuantCodec, frozenset({"bits", "seed"})),
 }
 _IMPLEMENTATIONS = ("compiled", "reference")
 
