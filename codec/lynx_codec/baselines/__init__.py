@@ -1,7 +1,8 @@
-"""Codecs of other systems, for comparison in one run: `fp8`, `int8_token`, `int4_token`, `kivi`, `turboquant`, `cachegen`.
+"""Codecs of other systems, so that a comparison is one run: fp8, per token, KIVI, TurboQuant, CacheGen.
 
-Each has one stream and keeps the contract of `Codec`. They are numpy code for both implementations, save the raw tokens and
-the entropy coder of `cachegen`, which are compiled. docs/codec.md, "Comparison codecs", gives formats and deviations.
+Each has one stream and keeps the contract of `Codec`. Both implementations are numpy code, save the raw tokens and the
+entropy coder of `cachegen`, which are compiled in "compiled". Formats and deviations from the papers: docs/codec.md,
+"Comparison codecs".
 """
 
 from lynx_codec.baselines.cachegen import CacheGenCodec

@@ -1,22 +1,25 @@
 """CacheGen (Liu et al., SIGCOMM 2024), section 5.2: anchors, differences to them, bins, and an entropy coder.
 
-The tokens of a page are cut into groups of ten. The first of a group, its anchor token, is stored in 8 bits; of the others, the
-difference to the anchor is rounded to whole bins and entropy-coded with a distribution for each channel.
+The tokens of a page are cut into groups of ten. The first of a group, its anchor token, is stored in 8 bits; of the
+others, the difference to the anchor is rounded to whole bins and entropy-coded, with a distribution for each channel.
 
 Decisions, since a codec sees one page of one layer and no profile of the model:
 
-- The bin width belongs to a layer in the paper (0.5, 1 and 1.5 in its evaluation for the first, middle and last third of
-  the layers). Here `bin` is a parameter, in units of the root mean square of the differences; a transfer gives each layer
-  its codec. `unit="page"` takes one root mean square for the page: channels of small variance then cost few bits, which is why the
-  paper codes each channel with its own distribution. `unit="channel"` takes one for each channel.
-- The distributions of the paper are profiled offline for each channel and layer of a model. Here each channel names, in a
-  byte, one of 84 distributions (cachegen_tables.py); that byte is counted.
-- Anchor tokens: 8 bits, minimum and scale for each token and head. They are not entropy-coded, which would take the
-  same tables again for a tenth of the tokens.
+- The bin width belongs to a layer in the paper (0.5, 1 and 1.5 for the first, middle and last third of the layers).
+  Here `bin` is a parameter, in units of the root mean square of the differences, which is our reading of these numbers:
+  it gives the sizes that the paper reports, a quarter of 8-bit integers. A transfer gives each layer its codec.
+  `unit="page"` takes one root mean square for the page: channels of small variance then cost few bits, which is what
+  the paper's distribution for each channel is there for. `unit="channel"` takes one for each channel.
+- The distributions of the paper are profiled offline, for each channel and layer of a model. Here each channel names
+  one of 84 distributions (cachegen_tables.py) in a byte, which is counted.
+- Anchor tokens have a minimum and a scale for each token and head. Their codes are not entropy-coded: tables for a
+  tenth of the tokens would cost what they save.
 - Differences are taken to the anchor as it is decoded, so that its rounding does not add to theirs.
-- The coder is a range coder (rans.py) where the paper has an arithmetic coder: the same lengths to within a few bytes a page.
+- The coder is a range coder (rans.py) where the paper has an arithmetic coder; both come within a few bytes a page of
+  what the distributions allow.
 
-The streaming part of the paper (section 5.3: levels that adapt to the bandwidth, recomputing text) is no business of a codec.
+What section 5.3 adds, levels that adapt to the bandwidth, is no business of a codec. The published code of the authors
+has no differences at all (issue 6 of UChi-JCL/CacheGen); this follows the paper.
 """
 
 from __future__ import annotations
@@ -64,8 +67,8 @@ WHOLE_HEAD = 1 << 16
 class CacheGenCodec(BaselineCodec):
     """CacheGen's codec for one page. The stream has no fixed length: `stream_bytes` is an upper bound.
 
-    Body: minimum and scale of every anchor token and head, their codes, bin widths (all 16-bit fields bfloat16), the table
-    of each channel, two u32 counts, 16-bit words of the coder, differences that are no symbol as 16-bit integers.
+    Body: minimum and scale of every anchor token and head, their codes, bin widths, the table of each channel, two u32
+    counts, 16-bit words of the coder, and as 16-bit integers the differences that are no symbol.
     """
 
     name = "cachegen"

@@ -39,7 +39,13 @@ _FAR = 512
 
 @dataclass(frozen=True, slots=True)
 class SymbolTables:
-    """int64 arrays, read-only and shared. `cost` is float64 [ALPHABET, TABLES]: bits of a symbol, inf where it has no room."""
+    """Read-only arrays that all codecs share.
+
+    Attributes:
+        frequencies, starts: int64 [TABLES * ALPHABET]; room of each symbol in a range of TOTAL, and where it begins.
+        slots: int64 [TABLES * TOTAL]; the symbol of each position of the range.
+        cost: float64 [ALPHABET, TABLES]; bits of a symbol, infinite where it has no room.
+    """
 
     frequencies: NDArray[np.int64]
     starts: NDArray[np.int64]

@@ -1,4 +1,4 @@
-"""What the comparison codecs share: one stream of header, parameters, raw tokens and body; packed codes; 16-bit fields."""
+"""What the comparison codecs share: one stream of header, parameters, raw tokens and body; packing; 16-bit fields."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """8-bit floats, e4m3 (Micikevicius et al., "FP8 formats for deep learning", 2022, table 1), with a scale per channel.
 
-Of the usual choices, a scale per channel and page costs the least (0.06 bits a value; a scale per token and head
-0.125 to 0.25), and it loses nothing: the format has 18 binades of relative precision, so the scale only has to keep a channel inside its
-range, and channels of unlike magnitude do not disturb each other.
+Of the usual choices, a scale per channel and page costs the least, 0.06 bits a value; a scale per token and head takes
+0.125 to 0.25. It loses nothing: the format has 18 binades of relative precision, so the scale only has to keep a
+channel inside its range, and channels of unlike magnitude do not disturb each other.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def e4m3_nearest(values: F32) -> U8:
     rounded = (bits + np.uint32(0x7FFFF) + ((bits >> np.uint32(20)) & np.uint32(1))) >> np.uint32(20)
     normal = rounded - np.uint32((127 - 7) << 3)
     code = np.where(magnitude < _SMALLEST_NORMAL, np.rint(magnitude * np.float32(512.0)).astype(np.uint32), normal)
-    return (code | np.signbit(values).astype(np.uint32) << np.uint32(7)).astype(np.uint8)
+    signed: U8 = (code | np.signbit(values).astype(np.uint32) << np.uint32(7)).astype(np.uint8)
+    return signed
 
 
 def e4m3_values() -> F32:

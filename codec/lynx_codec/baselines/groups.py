@@ -66,9 +66,11 @@ def dequantise(low: F32, scale: F32, codes: U8, axis: int, group: int, bits: int
         good = (np.abs(low) <= MAX_MAGNITUDE) & (scale >= 0) & (low + scale <= MAX_TOP)
     if not good.all():
         raise CodecError("the minimum or scale of a group is out of range")
-    step = scale / np.float32((1 << bits) - 1)
-    values: F32 = _spread(low, axis, group, codes) + _spread(step, axis, group, codes) * codes.astype(np.float32)
-    return values
+    step = (scale / np.float32((1 << bits) - 1)).astype(np.float32)
+    levels: F32 = codes.astype(np.float32)
+    levels *= _spread(step, axis, group, codes)
+    levels += _spread(low, axis, group, codes)
+    return levels
 
 
 def _spread(fields: F32, axis: int, group: int, like: NDArray[Any]) -> F32:
@@ -130,7 +132,8 @@ class KiviCodec(_GroupCodec):
 
     A codec sees a page and not whether it holds keys or values: `axis="channel"` is for keys, `axis="token"` for
     values. The window of recent tokens that KIVI keeps at full precision (its residual, 128 tokens in the paper's
-    experiments) is `PageShape.raw_tail`. Source: KIVI section 3.2 (which axis), section 4.1 and Algorithm 1 (groups, residual).
+    experiments) is `PageShape.raw_tail`. Deviations: minimum and scale are bfloat16, rounded outwards, where the paper
+    has float16 rounded to nearest; groups of tokens are counted from the first coded token.
     """
 
     name = "kivi"

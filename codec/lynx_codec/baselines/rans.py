@@ -1,13 +1,12 @@
 """A range coder with static tables (range asymmetric numeral systems; Duda 2013, section 3): plain integer loops.
 
-The two functions are the reference as they stand, with lists, and the compiled coder after numba (rans_compiled.py), with
-arrays; so both have the same bytes. No intermediate value exceeds 48 bits.
+As they stand, and with lists, the two functions are the reference; after numba (rans_compiled.py), and with arrays,
+they are the compiled coder. So both have the same bytes. No intermediate value exceeds 48 bits.
 """
 
-# numba types these functions, from their arguments:
-# mypy: disable-error-code="no-untyped-def, no-untyped-call"
-
 from __future__ import annotations
+
+from typing import Any
 
 __all__ = ["ALPHABET", "BAD", "STATE_WORDS", "TOTAL", "TOTAL_BITS", "decode_words", "encode_words"]
 
@@ -29,10 +28,11 @@ WORD = 0xFFFF
 BAD = -1
 
 
-def encode_words(symbols, tables, frequencies, starts, words):
-    """Code `symbols`, [token][channel], from the last to the first, into the end of `words`; the index of the first word.
+def encode_words(symbols: Any, tables: Any, frequencies: Any, starts: Any, words: Any) -> int:
+    """Code `symbols`, whole tokens [token][channel], into the end of `words`; the index of the first word, or BAD.
 
-    `tables` names the table of each channel; `frequencies` and `starts` are [table][symbol]. BAD if the words do not fit.
+    `tables` names the table of each channel; `frequencies` and `starts` are [table][symbol], and every symbol has a
+    frequency above 0. The coder goes from the last symbol to the first. BAD: there are not enough words.
     """
     state = LOW
     at = len(words)
@@ -57,7 +57,7 @@ def encode_words(symbols, tables, frequencies, starts, words):
     return at
 
 
-def decode_words(words, tables, frequencies, starts, slots, symbols):
+def decode_words(words: Any, tables: Any, frequencies: Any, starts: Any, slots: Any, symbols: Any) -> int:
     """Fill `symbols` from `words`; 0, or BAD if these are not what `encode_words` wrote for that many symbols.
 
     `slots` is [table][TOTAL]: the symbol of each position in the range of a table.

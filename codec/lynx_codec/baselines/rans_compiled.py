@@ -1,5 +1,8 @@
 """The range coder compiled (numba); imported at first use, since numba takes a second to load."""
 
+# numba types these functions, from their arguments:
+# mypy: disable-error-code="no-untyped-call"
+
 from __future__ import annotations
 
 from lynx_codec.baselines import rans

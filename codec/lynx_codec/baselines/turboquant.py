@@ -1,13 +1,13 @@
-"""TurboQuant (Zandieh et al., "TurboQuant: online vector quantization with near-optimal distortion rate", 2025), first stage.
+"""TurboQuant (Zandieh et al., "TurboQuant: online vector quantization", 2025, arXiv:2504.19874), its first stage.
 
 Algorithm 1 (TurboQuant_mse): each token's vector of one head is divided by its norm and rotated at random, which leaves
-nearly normal coordinates whatever the vector was; each is then coded with the levels that are best for that distribution.
+nearly normal coordinates whatever the vector was; each is coded with the levels that are best for that distribution.
 
-Deviations: the rotation is a Hadamard transform with random signs and not a dense random matrix (exact in float32
-adds, so that both sides agree bit for bit; head sizes that are no power of two take four overlapping transforms); the
-levels are those of the normal distribution (Max, 1960), the limit of the paper's Beta density, for every head size; the norm is
-stored as norm / sqrt(head size) in bfloat16. Left out: the second stage (a 1-bit sketch of the residual for unbiased inner
-products, section 3.2), more bits for outlier channels (section 4.3), and entropy coding of the codes.
+Deviations: the rotation is a Hadamard transform with random signs and not a dense random matrix (additions in a fixed
+order, so that both sides agree bit for bit; head sizes that are no power of two take four overlapping transforms); the
+levels are those of the normal distribution (Max, 1960), the limit of the paper's Beta density, for every head size;
+what is stored is norm / sqrt(head size), in bfloat16. Left out: the second stage (a 1-bit sketch of what is left, for
+unbiased inner products), more bits for outlier channels, and entropy coding of the codes.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ def _hadamard(rows: NDArray[Any]) -> NDArray[Any]:
         pairs = rows.reshape(-1, size // (2 * half), 2, half)
         rows = np.stack([pairs[:, :, 0] + pairs[:, :, 1], pairs[:, :, 0] - pairs[:, :, 1]], axis=2)
         half *= 2
-    return rows.reshape(-1, size) * rows.dtype.type(1 / np.sqrt(size))
+    scaled: NDArray[Any] = rows.reshape(-1, size) * rows.dtype.type(1 / np.sqrt(size))
+    return scaled
 
 
 def rotate(rows: NDArray[Any], seed: int) -> NDArray[Any]:
