@@ -13,8 +13,8 @@ Decisions, since a codec sees one page of one layer and no profile of the model:
   the paper's distribution for each channel is there for. `unit="channel"` takes one for each channel.
 - The distributions of the paper are profiled offline, for each channel and layer of a model. Here each channel names
   one of 84 distributions (cachegen_tables.py) in a byte, which is counted.
-- Anchor tokens have a minimum and a scale for each token and head. Their codes are not entropy-coded: on the same caches
-  that would save 0.04 to 0.12 bits a value, of which the tables of a tenth of the tokens would take 0.06.
+- Anchor tokens have a minimum and a scale for each token and head. Their codes are not entropy-coded: on the same
+  caches that would save 0.04 to 0.12 bits a value, of which the tables of a tenth of the tokens would take 0.06.
 - Differences are taken to the anchor as it is decoded, so that its rounding does not add to theirs.
 - The coder is a range coder (rans.py) where the paper has an arithmetic coder; both come within a few bytes a page of
   what the distributions allow.
@@ -77,12 +77,13 @@ class CacheGenCodec(BaselineCodec):
     variable_streams = frozenset({0})
 
     def __init__(self, load_engine: Callable[[], Engine], *, bin: float = 1.0, unit: str = "page") -> None:
-        super().__init__(load_engine)
         if isinstance(bin, bool) or not 2.0**-6 <= bin <= 64.0:
             raise CodecError(f"bin must be between 1/64 and 64, not {bin!r}")
         if unit not in ("page", "channel"):
             raise CodecError(f"unit must be 'page' or 'channel', not {unit!r}")
         self._bin, self._unit = float(np.float32(bin)), unit
+        width = int(np.float32(bin).view(np.uint32))
+        super().__init__(load_engine, (0, int(unit == "channel"), GROUP_TOKENS, width))
 
     @property
     def _compiled(self) -> bool:
@@ -90,9 +91,6 @@ class CacheGenCodec(BaselineCodec):
 
     def params(self) -> dict[str, Any]:
         return {"bin": self._bin, "unit": self._unit}
-
-    def _parameters(self) -> tuple[int, int, int, int]:
-        return (0, int(self._unit == "channel"), GROUP_TOKENS, int(np.float32(self._bin).view(np.uint32)))
 
     def warm_up(self) -> None:
         """Compile the coder and what handles raw tokens, or load them from numba's cache, and make the tables."""
@@ -120,7 +118,7 @@ class CacheGenCodec(BaselineCodec):
 
     # --- encode ------------------------------------------------------------------------------------------------------
 
-    def _encode_body(self, rows: F32, out: U8) -> int:
+    def _encode_body(self, rows: F32, shape: PageShape, out: U8) -> int:
         tokens, heads, size = rows.shape
         low, scale, codes = quantise(rows[::GROUP_TOKENS], 2, WHOLE_HEAD, 8)
         anchors = dequantise(widen(low), widen(scale), codes, 2, WHOLE_HEAD, 8)

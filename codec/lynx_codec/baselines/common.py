@@ -8,18 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lynx_codec.codecs import _bytes_of, _PageCodec
+from lynx_codec.base import PageShape
+from lynx_codec.codecs import PageCodec, _bytes_of
 from lynx_codec.errors import CodecError
-from lynx_codec.layout import BF16_ID, HEADER_BYTES, PageHeader, read_header, write_header
+from lynx_codec.layout import BF16_ID, HEADER_BYTES, PageHeader, read_header, row_bytes, write_header
 from lynx_codec.limits import FLAT_SCALE, MAX_MAGNITUDE
 from lynx_codec.reference import bfloat16_above, check_finite, store, widen
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-    from lynx_codec.base import PageShape
+    from lynx_codec.codecs import Engine
 
     F32 = NDArray[np.float32]
     U8 = NDArray[np.uint8]
@@ -35,10 +36,7 @@ __all__ = [
     "TURBOQUANT_ID",
     "BaselineCodec",
     "bounded_scale",
-    "pack",
-    "packed_bytes",
     "read_fields",
-    "unpack",
     "write_fields",
 ]
 
@@ -51,7 +49,7 @@ PARAMETER_BYTES = 8
 _PARAMETERS = struct.Struct("<BBHI")
 
 
-class BaselineCodec(_PageCodec):
+class BaselineCodec(PageCodec):
     """A codec of one stream: page header, parameters, raw tokens, and a body that holds the coded tokens.
 
     Subclasses say how long the body is and fill it. `rows` are float32 [coded tokens, heads, head size], at least one.
@@ -61,20 +59,22 @@ class BaselineCodec(_PageCodec):
     header_bytes = HEADER_BYTES + PARAMETER_BYTES
     _has_escape = False
 
-    def warm_up(self) -> None:
-        """Compile what stores and loads raw tokens, or load it from numba's cache; the rest is numpy."""
-        self._engine.warm_up(BF16_ID)
+    def __init__(self, load_engine: Callable[[], Engine], parameters: tuple[int, int, int, int] = (0, 0, 0, 0)) -> None:
+        super().__init__(load_engine)
+        self._tail = _PARAMETERS.pack(*parameters)
 
-    def _parameters(self) -> tuple[int, int, int, int]:
-        """Parameters of the codec as they stand behind the header: u8, u8, u16, u32."""
-        return (0, 0, 0, 0)
+    def warm_up(self) -> None:
+        """Compile what handles raw tokens and packed codes, or load it from numba's cache; the rest is numpy."""
+        self._engine.warm_up(BF16_ID)
+        shape = PageShape(1, 1, 2)
+        self._unpack(self._pack(np.zeros((1, 2), np.uint8), shape, 4), shape, 4)
 
     @abstractmethod
     def _body_bytes(self, shape: PageShape) -> int:
         """Bytes of the body: exact, or the most that it can take if the stream is a variable one."""
 
     @abstractmethod
-    def _encode_body(self, rows: F32, out: U8) -> int:
+    def _encode_body(self, rows: F32, shape: PageShape, out: U8) -> int:
         """Write the body to the start of `out`, which has `_body_bytes`; bytes written."""
 
     @abstractmethod
@@ -95,9 +95,8 @@ class BaselineCodec(_PageCodec):
         if shape.coded_tokens:
             rows = widen(page[shape.raw_head : shape.tokens - shape.raw_tail])
             check_finite(rows.reshape(len(rows), -1), shape.raw_head, shape.head_size)
-            size += self._encode_body(np.ascontiguousarray(rows), out[size:])
+            size += self._encode_body(np.ascontiguousarray(rows), shape, out[size:])
         write_header(out, self._header(shape), wide=False, raw_float16=page.dtype == np.float16)
-        out[HEADER_BYTES : self.header_bytes] = np.frombuffer(_PARAMETERS.pack(*self._parameters()), np.uint8)
         return (size,)
 
     def _parse(self, streams: Sequence[memoryview], shape: PageShape) -> tuple[PageHeader, list[U8]]:
@@ -113,64 +112,33 @@ class BaselineCodec(_PageCodec):
     def decode(self, streams: Sequence[memoryview], shape: PageShape, out: NDArray[Any]) -> None:
         self._check_out(out, shape)
         header, (data,) = self._parse(streams, shape)
-        found = _PARAMETERS.unpack(data[HEADER_BYTES : self.header_bytes].tobytes())
-        if found != self._parameters():
-            raise CodecError(f"parameters of {self.name} are {found}, expected {self._parameters()}")
+        if header.tail != self._tail:
+            found, expected = _PARAMETERS.unpack(header.tail), _PARAMETERS.unpack(self._tail)
+            raise CodecError(f"page header: parameters of {self.name} are {found}, expected {expected}")
         self._decode_raw(data, header.raw_float16, shape, out)
         if shape.coded_tokens:
             rows = self._decode_body(data[self._body_at(shape) :], shape)
             rows = np.clip(rows, -MAX_MAGNITUDE, MAX_MAGNITUDE)
             store(rows, out[shape.raw_head : shape.tokens - shape.raw_tail])
 
+    # --- packed codes: planes of bits, as in `nested` ----------------------------------------------------------------
 
-# --- packed codes ----------------------------------------------------------------------------------------------------
+    @staticmethod
+    def _packed_bytes(shape: PageShape, bits: int) -> int:
+        return shape.coded_tokens * row_bytes(shape.heads, shape.head_size, bits)
 
+    def _pack(self, codes: U8, shape: PageShape, bits: int) -> U8:
+        """Bytes of codes [coded tokens, ...] below 2**bits."""
+        codes = np.ascontiguousarray(codes.reshape(len(codes), -1))
+        out = np.zeros(len(codes) * row_bytes(shape.heads, shape.head_size, bits), np.uint8)
+        self._engine.pack(codes, shape, 0, bits, out)
+        return out
 
-def _planes(bits: int) -> tuple[int, ...]:
-    """Widths of the bit planes of a code, widest first: 3 is 2 + 1."""
-    return tuple(width for width in (8, 4, 2, 1) if bits & width)
-
-
-def packed_bytes(head_size: int, bits: int) -> int:
-    """Bytes of one head of one token: every plane is padded to whole bytes."""
-    return sum((head_size * width + 7) // 8 for width in _planes(bits))
-
-
-def pack(codes: U8, bits: int) -> U8:
-    """Codes [tokens, heads, head size] below 2**bits to bytes [tokens, heads, packed_bytes].
-
-    The planes of a head follow each other, the top bits first; in a plane, the first channel has the lowest bits.
-    """
-    tokens, heads, size = codes.shape
-    planes, left = [], bits
-    for width in _planes(bits):
-        left -= width
-        each = 8 // width
-        part = np.zeros((tokens, heads, (size + each - 1) // each * each), np.uint8)
-        part[..., :size] = (codes >> np.uint8(left)) & np.uint8((1 << width) - 1)
-        plane = part[..., 0::each]
-        for i in range(1, each):
-            plane = plane | part[..., i::each] << np.uint8(i * width)
-        planes.append(plane)
-    return np.concatenate(planes, axis=2)
-
-
-def unpack(packed: U8, head_size: int, bits: int) -> U8:
-    """Inverse of `pack`; padding is ignored."""
-    tokens, heads = packed.shape[:2]
-    codes = np.zeros((tokens, heads, head_size), np.uint8)
-    at, left = 0, bits
-    for width in _planes(bits):
-        left -= width
-        each = 8 // width
-        stop = at + (head_size + each - 1) // each
-        plane = packed[..., at:stop]
-        at = stop
-        for i in range(min(each, head_size)):
-            part = (plane >> np.uint8(i * width)) & np.uint8((1 << width) - 1)
-            count = len(range(i, head_size, each))
-            codes[..., i::each] |= part[..., :count] << np.uint8(left)
-    return codes
+    def _unpack(self, packed: U8, shape: PageShape, bits: int) -> U8:
+        """Codes [coded tokens, heads, head size]."""
+        codes = np.zeros((shape.coded_tokens, shape.channels), np.uint8)
+        self._engine.unpack(packed, shape, 0, bits, codes)
+        return codes.reshape(-1, shape.heads, shape.head_size)
 
 
 # --- 16-bit fields ---------------------------------------------------------------------------------------------------

@@ -64,7 +64,7 @@ class Fp8Codec(BaselineCodec):
     def _body_bytes(self, shape: PageShape) -> int:
         return (2 + shape.coded_tokens) * shape.channels
 
-    def _encode_body(self, rows: F32, out: U8) -> int:
+    def _encode_body(self, rows: F32, shape: PageShape, out: U8) -> int:
         scale = bounded_scale(np.abs(rows).max(axis=0) / E4M3_MAX)
         length = widen(scale)
         scaled = np.zeros_like(rows)

@@ -16,10 +16,7 @@ from lynx_codec.baselines.common import (
     KIVI_ID,
     BaselineCodec,
     bounded_scale,
-    pack,
-    packed_bytes,
     read_fields,
-    unpack,
     write_fields,
 )
 from lynx_codec.errors import CodecError
@@ -97,20 +94,19 @@ class _GroupCodec(BaselineCodec):
         return (dims[0], dims[1], dims[2])
 
     def _body_bytes(self, shape: PageShape) -> int:
-        codes = shape.coded_tokens * shape.heads * packed_bytes(shape.head_size, self._bits)
-        return 4 * int(np.prod(self._fields(shape))) + codes
+        return 4 * int(np.prod(self._fields(shape))) + self._packed_bytes(shape, self._bits)
 
-    def _encode_body(self, rows: F32, out: U8) -> int:
+    def _encode_body(self, rows: F32, shape: PageShape, out: U8) -> int:
         low, scale, codes = quantise(rows, self._axis, self._group, self._bits)
         at = write_fields(out, 0, low, scale)
-        packed = pack(codes, self._bits)
-        out[at : at + packed.size] = packed.reshape(-1)
+        packed = self._pack(codes, shape, self._bits)
+        out[at : at + packed.size] = packed
         return at + packed.size
 
     def _decode_body(self, body: U8, shape: PageShape) -> F32:
         low, at = read_fields(body, 0, self._fields(shape))
         scale, at = read_fields(body, at, self._fields(shape))
-        codes = unpack(body[at:].reshape(shape.coded_tokens, shape.heads, -1), shape.head_size, self._bits)
+        codes = self._unpack(body[at:], shape, self._bits)
         return dequantise(low, scale, codes, self._axis, self._group, self._bits)
 
 
@@ -142,7 +138,6 @@ class KiviCodec(_GroupCodec):
     def __init__(
         self, load_engine: Callable[[], Engine], *, bits: int = 2, axis: str = "channel", group: int = 32
     ) -> None:
-        super().__init__(load_engine)
         if bits not in (2, 4):
             raise CodecError(f"kivi has 2 or 4 bits, not {bits!r}")
         if axis not in ("channel", "token"):
@@ -150,9 +145,7 @@ class KiviCodec(_GroupCodec):
         if isinstance(group, bool) or not isinstance(group, int) or not 8 <= group <= 256:
             raise CodecError(f"group must be between 8 and 256 values, not {group!r}")
         self._bits, self._group, self._axis = int(bits), group, 0 if axis == "channel" else 2
+        super().__init__(load_engine, (self._bits, self._axis, self._group, 0))
 
     def params(self) -> dict[str, Any]:
         return {"bits": self._bits, "axis": "channel" if self._axis == 0 else "token", "group": self._group}
-
-    def _parameters(self) -> tuple[int, int, int, int]:
-        return (self._bits, self._axis, self._group, 0)

@@ -21,10 +21,7 @@ from lynx_codec.baselines.common import (
     TURBOQUANT_ID,
     BaselineCodec,
     bounded_scale,
-    pack,
-    packed_bytes,
     read_fields,
-    unpack,
     write_fields,
 )
 from lynx_codec.errors import CodecError
@@ -96,12 +93,12 @@ class TurboQuantCodec(BaselineCodec):
     codec_id = TURBOQUANT_ID
 
     def __init__(self, load_engine: Callable[[], Engine], *, bits: int = 4, seed: int = 0) -> None:
-        super().__init__(load_engine)
         if bits not in HALF_LEVELS:
             raise CodecError(f"turboquant has 2, 3 or 4 bits, not {bits!r}")
         if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 32:
             raise CodecError(f"seed must be an integer of 32 bits, not {seed!r}")
         self._bits, self._seed = int(bits), seed
+        super().__init__(load_engine, (self._bits, 0, 0, seed))
         half = np.array(HALF_LEVELS[self._bits], np.float32)
         self._levels = np.concatenate([-half[::-1], half])
         self._edges = (self._levels[1:] + self._levels[:-1]).astype(np.float64) / 2
@@ -109,13 +106,10 @@ class TurboQuantCodec(BaselineCodec):
     def params(self) -> dict[str, Any]:
         return {"bits": self._bits, "seed": self._seed}
 
-    def _parameters(self) -> tuple[int, int, int, int]:
-        return (self._bits, 0, 0, self._seed)
-
     def _body_bytes(self, shape: PageShape) -> int:
-        return shape.coded_tokens * shape.heads * (2 + packed_bytes(shape.head_size, self._bits))
+        return 2 * shape.coded_tokens * shape.heads + self._packed_bytes(shape, self._bits)
 
-    def _encode_body(self, rows: NDArray[np.float32], out: NDArray[np.uint8]) -> int:
+    def _encode_body(self, rows: NDArray[np.float32], shape: PageShape, out: NDArray[np.uint8]) -> int:
         # float64: the sum of squares of a token may not fit float32.
         vectors = rows.reshape(-1, rows.shape[2]).astype(np.float64)
         length = np.sqrt((vectors * vectors).mean(axis=1))
@@ -125,15 +119,15 @@ class TurboQuantCodec(BaselineCodec):
         np.divide(vectors, divisor, out=unit, where=divisor != 0)
         codes = np.searchsorted(self._edges, rotate(unit, self._seed), side="right").astype(np.uint8)
         at = write_fields(out, 0, scale)
-        packed = pack(codes.reshape(rows.shape), self._bits)
-        out[at : at + packed.size] = packed.reshape(-1)
+        packed = self._pack(codes.reshape(rows.shape), shape, self._bits)
+        out[at : at + packed.size] = packed
         return at + packed.size
 
     def _decode_body(self, body: NDArray[np.uint8], shape: PageShape) -> NDArray[np.float32]:
         scale, at = read_fields(body, 0, (shape.coded_tokens * shape.heads, 1))
         if bool((scale < 0).any()):
             raise CodecError("the norm of a token is negative")
-        codes = unpack(body[at:].reshape(shape.coded_tokens, shape.heads, -1), shape.head_size, self._bits)
+        codes = self._unpack(body[at:], shape, self._bits)
         unit = rotate_back(self._levels[codes].reshape(-1, shape.head_size), self._seed)
         with np.errstate(over="ignore"):
             values: NDArray[np.float32] = (unit * scale).reshape(shape.coded_tokens, shape.heads, shape.head_size)
