@@ -1,6 +1,6 @@
 """Inputs of the golden vectors, by integer arithmetic only, and what the vectors record.
 
-`python tests/codec/golden_recipe.py` prints the vectors as the reference makes them now, and with the argument `comparison`
+`python tests/codec/golden_recipe.py` prints the vectors as the reference makes them now, with the argument `comparison`
 those of the comparison codecs. The stored ones change only together with the version number of the page header.
 """
 

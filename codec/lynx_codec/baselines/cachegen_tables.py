@@ -42,14 +42,14 @@ class SymbolTables:
     """Read-only arrays that all codecs share.
 
     Attributes:
-        frequencies, starts: int64 [TABLES * ALPHABET]; room of each symbol in a range of TOTAL, and where it begins.
-        slots: int64 [TABLES * TOTAL]; the symbol of each position of the range.
+        frequencies, starts: int32 [TABLES * ALPHABET]; room of each symbol in a range of TOTAL, and where it begins.
+        slots: uint8 [TABLES * TOTAL]; the symbol of each position of the range.
         cost: float64 [ALPHABET, TABLES]; bits of a symbol, infinite where it has no room.
     """
 
-    frequencies: NDArray[np.int64]
-    starts: NDArray[np.int64]
-    slots: NDArray[np.int64]
+    frequencies: NDArray[np.int32]
+    starts: NDArray[np.int32]
+    slots: NDArray[np.uint8]
     cost: NDArray[np.float64]
 
 
@@ -57,9 +57,9 @@ class SymbolTables:
 def symbol_tables() -> SymbolTables:
     """The tables, made at first use."""
     rows = [_frequencies(j, normal=False) for j in GEOMETRIC] + [_frequencies(j, normal=True) for j in NORMAL]
-    frequencies = np.array(rows, np.int64)
-    starts = np.cumsum(frequencies, axis=1) - frequencies
-    slots = np.stack([np.repeat(np.arange(ALPHABET), row) for row in frequencies])
+    frequencies = np.array(rows, np.int32)
+    starts = np.cumsum(frequencies, axis=1, dtype=np.int32) - frequencies
+    slots = np.stack([np.repeat(np.arange(ALPHABET, dtype=np.uint8), row) for row in frequencies])
     with np.errstate(divide="ignore"):
         cost = -np.log2(frequencies.T / TOTAL)
     for array in (frequencies, starts, slots, cost):

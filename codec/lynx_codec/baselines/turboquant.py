@@ -56,34 +56,36 @@ def _steps(head_size: int, seed: int) -> tuple[tuple[int, int, NDArray[np.float3
     return tuple((at, span, signs[i]) for i, at in enumerate(places))
 
 
-def _hadamard(rows: NDArray[Any]) -> NDArray[Any]:
-    """Orthonormal Hadamard transform along the last axis, a power of two long; sums run in a fixed order."""
-    size = rows.shape[-1]
+def _hadamard(columns: NDArray[Any]) -> NDArray[Any]:
+    """Orthonormal Hadamard transform along the first axis, a power of two long; sums run in a fixed order."""
+    size, count = columns.shape
     half = 1
     while half < size:
-        pairs = rows.reshape(-1, size // (2 * half), 2, half)
-        rows = np.stack([pairs[:, :, 0] + pairs[:, :, 1], pairs[:, :, 0] - pairs[:, :, 1]], axis=2)
+        pairs = columns.reshape(size // (2 * half), 2, half, count)
+        columns = np.empty_like(pairs)
+        np.add(pairs[:, 0], pairs[:, 1], out=columns[:, 0])
+        np.subtract(pairs[:, 0], pairs[:, 1], out=columns[:, 1])
         half *= 2
-    scaled: NDArray[Any] = rows.reshape(-1, size) * rows.dtype.type(1 / np.sqrt(size))
+    scaled: NDArray[Any] = columns.reshape(size, count) * columns.dtype.type(1 / np.sqrt(size))
     return scaled
 
 
 def rotate(rows: NDArray[Any], seed: int) -> NDArray[Any]:
     """Rotate vectors [count, size], float32 or float64."""
-    rows = rows.copy()
+    columns = rows.T.copy()
     for at, span, signs in _steps(rows.shape[1], seed):
-        rows *= signs
-        rows[:, at : at + span] = _hadamard(rows[:, at : at + span])
-    return rows
+        columns *= signs[:, None]
+        columns[at : at + span] = _hadamard(columns[at : at + span])
+    return columns.T
 
 
 def rotate_back(rows: NDArray[Any], seed: int) -> NDArray[Any]:
     """Inverse of `rotate`."""
-    rows = rows.copy()
+    columns = rows.T.copy()
     for at, span, signs in reversed(_steps(rows.shape[1], seed)):
-        rows[:, at : at + span] = _hadamard(rows[:, at : at + span])
-        rows *= signs
-    return rows
+        columns[at : at + span] = _hadamard(columns[at : at + span])
+        columns *= signs[:, None]
+    return columns.T
 
 
 class TurboQuantCodec(BaselineCodec):
@@ -101,7 +103,7 @@ class TurboQuantCodec(BaselineCodec):
         super().__init__(load_engine, (self._bits, 0, 0, seed))
         half = np.array(HALF_LEVELS[self._bits], np.float32)
         self._levels = np.concatenate([-half[::-1], half])
-        self._edges = (self._levels[1:] + self._levels[:-1]).astype(np.float64) / 2
+        self._edges = (self._levels[1:] + self._levels[:-1]) / np.float32(2.0)
 
     def params(self) -> dict[str, Any]:
         return {"bits": self._bits, "seed": self._seed}
@@ -110,14 +112,17 @@ class TurboQuantCodec(BaselineCodec):
         return 2 * shape.coded_tokens * shape.heads + self._packed_bytes(shape, self._bits)
 
     def _encode_body(self, rows: NDArray[np.float32], shape: PageShape, out: NDArray[np.uint8]) -> int:
+        vectors = rows.reshape(-1, rows.shape[2])
         # float64: the sum of squares of a token may not fit float32.
-        vectors = rows.reshape(-1, rows.shape[2]).astype(np.float64)
-        length = np.sqrt((vectors * vectors).mean(axis=1))
+        length = np.sqrt(np.square(vectors, dtype=np.float64).mean(axis=1))
         scale = bounded_scale(length.astype(np.float32))
-        divisor = widen(scale).astype(np.float64)[:, None]
+        divisor = widen(scale)[:, None]
         unit = np.zeros_like(vectors)
         np.divide(vectors, divisor, out=unit, where=divisor != 0)
-        codes = np.searchsorted(self._edges, rotate(unit, self._seed), side="right").astype(np.uint8)
+        turned = rotate(unit, self._seed)
+        codes = np.zeros_like(turned, np.uint8)
+        for edge in self._edges:
+            codes += turned >= edge
         at = write_fields(out, 0, scale)
         packed = self._pack(codes.reshape(rows.shape), shape, self._bits)
         out[at : at + packed.size] = packed
