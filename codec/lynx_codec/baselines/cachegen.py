@@ -168,7 +168,10 @@ class CacheGenCodec(BaselineCodec):
         escape = tables.cost[ESCAPE] + ESCAPE_COST
         cost = np.where(np.isfinite(tables.cost), tables.cost, escape)
         cost[ESCAPE] = escape
-        chosen = (counts.astype(np.float64) @ cost).argmin(axis=1).astype(np.uint8)
+        used = np.flatnonzero(counts.any(axis=0))
+        # einsum and not a matrix product: a codec starts no threads, and sums must not depend on their number.
+        bits = np.einsum("cs,st->ct", counts[:, used].astype(np.float64), cost[used])
+        chosen = bits.argmin(axis=1).astype(np.uint8)
         homeless = ~np.isfinite(tables.cost[symbols, chosen])
         return np.where(homeless, np.uint8(ESCAPE), symbols), chosen
 
