@@ -136,7 +136,7 @@ def test_parameters_must_agree(name):
 def test_fine_tokens_are_ordinary_here(name):
     """There is one stream, so all bits of every token are in it already."""
     page = normal(40, 2, 8)
-    plain, fine = PageShape(40, 2, 8, 1, 4), PageShape(40, 2, 8, 1, 4, fine_tail=16)
+    plain, fine = PageShape(40, 2, 8, 1, 4), PageShape(40, 2, 8, 1, 4, fine=16)
     assert get_codec(name).stream_bytes(plain) == get_codec(name).stream_bytes(fine)
     assert (round_trip(name, page, plain) == round_trip(name, page, fine)).all()
 
@@ -265,6 +265,20 @@ def test_cachegen_stores_what_the_coder_would_make_longer():
     streams = encode(codec, page, shape)
     assert len(streams[0]) == codec.stream_bytes(shape)[0]
     assert error(page, decode(codec, streams, shape)) < 1e-4
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 30])
+def test_cachegen_of_any_other_length_is_refused(tokens):
+    """Its length is in no table, so each way to be too short or too long has to be found."""
+    page, shape = normal(tokens, 1, 4), PageShape(tokens, 1, 4)
+    codec = get_codec("cachegen")
+    (stream,) = encode(codec, page, shape)
+    for size in range(len(stream)):
+        with pytest.raises(CodecError):
+            decode(codec, [stream[:size]], shape)
+    for extra in (1, 2, 1000):
+        with pytest.raises(CodecError):
+            decode(codec, [stream + bytes(extra)], shape)
 
 
 def test_cachegen_escapes():

@@ -195,6 +195,8 @@ class CacheGenCodec(BaselineCodec):
 
     def _decode_body(self, body: U8, shape: PageShape) -> F32:
         count, tokens = self._anchors(shape), shape.coded_tokens
+        if body.size < self._fixed_bytes(shape):
+            raise CodecError(f"{body.size} bytes of anchors and tables, they take {self._fixed_bytes(shape)}")
         fields = (count, shape.heads, 1)
         low, at = read_fields(body, 0, fields)
         scale, at = read_fields(body, at, fields)

@@ -87,7 +87,13 @@ class BaselineCodec(PageCodec):
     def stream_bytes(self, shape: PageShape, *, wide: bool = False) -> tuple[int, ...]:
         return (self._body_at(shape) + (self._body_bytes(shape) if shape.coded_tokens else 0),)
 
-    def encode(self, page: NDArray[Any], shape: PageShape, outs: Sequence[memoryview]) -> tuple[int, ...]:
+    def encode(
+        self,
+        page: NDArray[Any],
+        shape: PageShape,
+        outs: Sequence[memoryview],
+        fine: NDArray[np.integer[Any]] | None = None,
+    ) -> tuple[int, ...]:
         self.check_page(page, shape)
         (out,) = self._buffers(outs, shape)
         self._encode_raw(page, shape, out)
@@ -131,13 +137,13 @@ class BaselineCodec(PageCodec):
         """Bytes of codes [coded tokens, ...] below 2**bits."""
         codes = np.ascontiguousarray(codes.reshape(len(codes), -1))
         out = np.zeros(len(codes) * row_bytes(shape.heads, shape.head_size, bits), np.uint8)
-        self._engine.pack(codes, shape, 0, bits, out)
+        self._engine.pack(codes, np.arange(len(codes), dtype=np.int32), shape, 0, bits, out)
         return out
 
     def _unpack(self, packed: U8, shape: PageShape, bits: int) -> U8:
         """Codes [coded tokens, heads, head size]."""
         codes = np.zeros((shape.coded_tokens, shape.channels), np.uint8)
-        self._engine.unpack(packed, shape, 0, bits, codes)
+        self._engine.unpack(packed, np.arange(len(codes), dtype=np.int32), shape, 0, bits, codes)
         return codes.reshape(-1, shape.heads, shape.head_size)
 
 
