@@ -3,6 +3,9 @@
 Speeds are GB of float32 values per second, whatever the dtype of the page: medians over rounds in which compiled and
 reference calls alternate, so that a busy machine slows both. By default one page stays in the cache, which shows the
 codec rather than the memory behind it; `--pages 16` walks through a set that no second-level cache holds.
+
+The comparison codecs (docs/codec.md) are numpy code in both implementations, so they have no ratio and take fewer
+rounds. Bits are those of the pages measured: what was written, not an upper bound.
 """
 
 from __future__ import annotations
@@ -19,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lynx_codec import Codec, PageShape, bits_per_value, codec_names, get_codec
+from lynx_codec import Codec, PageShape, codec_names, get_codec
+from lynx_codec.baselines.common import BaselineCodec
 from lynx_net.demo.results import machine_facts
 
 if TYPE_CHECKING:
@@ -29,6 +33,8 @@ if TYPE_CHECKING:
 
 SPEEDS = ("encode_gbps", "decode_anchor_gbps", "refine_gbps")
 IMPLEMENTATIONS = ("compiled", "reference")
+COMPARISON_ROUNDS = 8
+"""Most rounds of a comparison codec, which is some ten times slower."""
 
 
 class Bench:
@@ -54,6 +60,11 @@ class Bench:
             "refine_gbps": lambda i: codec.decode(self.streams[i], shape, self.outs[i]),
         }
 
+    def bits(self, streams: int | None = None) -> float:
+        """Bits a value of the encoded pages, of all streams or the first so many."""
+        used = sum(stream.nbytes for page in self.streams for stream in page[:streams])
+        return 8 * used / (len(self.pages) * self.shape.values)
+
 
 def make_pages(shape: PageShape, dtype: str, count: int) -> list[NDArray[Any]]:
     """Normal noise with an offset and a scale per channel."""
@@ -73,44 +84,48 @@ def make_pages(shape: PageShape, dtype: str, count: int) -> list[NDArray[Any]]:
 
 
 def measure(name: str, pages: list[NDArray[Any]], shape: PageShape, rounds: int) -> dict[str, Any]:
-    """The three speeds of both implementations of one codec."""
-    benches = {i: Bench(get_codec(name, implementation=i), pages, shape) for i in IMPLEMENTATIONS}
+    """The three speeds of one codec, in both implementations if they differ."""
+    comparison = isinstance(get_codec(name), BaselineCodec)
+    implementations = IMPLEMENTATIONS[:1] if comparison else IMPLEMENTATIONS
+    if comparison:
+        rounds = min(rounds, COMPARISON_ROUNDS)
+    benches = {i: Bench(get_codec(name, implementation=i), pages, shape) for i in implementations}
     calls = {i: bench.calls() for i, bench in benches.items()}
     gigabytes = 4 * shape.values / 1e9
-    times: dict[str, dict[str, list[float]]] = {i: {s: [] for s in SPEEDS} for i in IMPLEMENTATIONS}
-    turns = {i: itertools.cycle(range(len(pages))) for i in IMPLEMENTATIONS}
+    times: dict[str, dict[str, list[float]]] = {i: {s: [] for s in SPEEDS} for i in implementations}
+    turns = {i: itertools.cycle(range(len(pages))) for i in implementations}
     for _ in range(rounds):
         for speed in SPEEDS:
-            for implementation in IMPLEMENTATIONS:
-                repeats = 8 if implementation == "compiled" else 1
+            for implementation in implementations:
+                repeats = 8 if implementation == "compiled" and not comparison else 1
                 call = calls[implementation][speed]
                 for page in itertools.islice(turns[implementation], repeats):
                     begin = time.perf_counter()
                     call(page)
                     times[implementation][speed].append(time.perf_counter() - begin)
-    result = {s: {i: gigabytes / statistics.median(times[i][s]) for i in IMPLEMENTATIONS} for s in SPEEDS}
-    codec = benches["compiled"].codec
-    return {
-        **{speed: result[speed]["compiled"] for speed in SPEEDS},
-        "bits_anchor": bits_per_value(codec, shape, streams=1),
-        "bits_full": bits_per_value(codec, shape),
-        "reference": {speed: result[speed]["reference"] for speed in SPEEDS},
-    }
+    speeds = {i: {s: gigabytes / statistics.median(times[i][s]) for s in SPEEDS} for i in implementations}
+    bench = benches["compiled"]
+    row = {**speeds["compiled"], "bits_anchor": bench.bits(1), "bits_full": bench.bits()}
+    return row if comparison else {**row, "reference": speeds["reference"]}
 
 
 def table(codecs: dict[str, dict[str, Any]]) -> str:
-    """The result as text; each speed with its ratio to the reference."""
-    lines = [f"{'codec':6} {'bits':>15}  " + "".join(f"{s.removesuffix('_gbps'):>22}" for s in SPEEDS)]
+    """The result as text; each speed with its ratio to the reference, where there are two implementations."""
+    lines = [f"{'codec':10} {'bits':>15}  " + "".join(f"{s.removesuffix('_gbps'):>22}" for s in SPEEDS)]
     for name, row in codecs.items():
-        cells = "".join(f"{row[s]:12.2f} ({row[s] / row['reference'][s]:5.1f}x)  " for s in SPEEDS)
-        lines.append(f"{name:6} {row['bits_anchor']:7.3f}/{row['bits_full']:7.3f}  {cells}")
+        cells = "".join(f"{row[s]:12.3f} {_ratio(row, s):9} " for s in SPEEDS)
+        lines.append(f"{name:10} {row['bits_anchor']:7.3f}/{row['bits_full']:7.3f}  {cells}".rstrip())
     return "\n".join(lines)
+
+
+def _ratio(row: dict[str, Any], speed: str) -> str:
+    return f"({row[speed] / row['reference'][speed]:5.1f}x)" if "reference" in row else ""
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m perf.codec", description="Measure the codecs on one core.")
     parser.add_argument("--json", type=Path, help="write the result to this file")
-    parser.add_argument("--codecs", nargs="+", choices=codec_names(), default=["bf16", "int8", "int4", "lynx"])
+    parser.add_argument("--codecs", nargs="+", choices=codec_names(), default=codec_names())
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--heads", type=int, default=8)
     parser.add_argument("--head-size", type=int, default=128)
@@ -138,7 +153,8 @@ def main(arguments: list[str] | None = None) -> int:
         },
         "codecs": codecs,
     }
-    print(f"{result['machine']['cpu']}, one core, {options.dtype} pages of {shape.array_shape}; GB of float32 values/s")
+    processor = result["machine"]["processor"]
+    print(f"{processor}, one core, {options.dtype} pages of {shape.array_shape}; GB of float32 values/s")
     print(table(codecs))
     if options.json:
         options.json.write_text(json.dumps(result, indent=1) + "\n")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
+from lynx_codec.baselines import CacheGenCodec, Fp8Codec, KiviCodec, TokenCodec, TurboQuantCodec
 from lynx_codec.codecs import AffineCodec, Bfloat16Codec, LynxCodec
 from lynx_codec.composite import MAX_PARTS, SplitCodec
 from lynx_codec.errors import CodecError
@@ -25,6 +26,12 @@ _FACTORIES: dict[str, tuple[Callable[..., Codec], frozenset[str]]] = {
     "int4": (lambda load_engine: AffineCodec(load_engine, bits=4), frozenset()),
     "lynx": (LynxCodec, frozenset({"alpha"})),
     "nested": (NestedCodec, frozenset({"bits", "chunk", "exact"})),
+    "cachegen": (CacheGenCodec, frozenset({"bin", "unit"})),
+    "fp8": (Fp8Codec, frozenset()),
+    "int4_token": (lambda load_engine: TokenCodec(load_engine, bits=4), frozenset()),
+    "int8_token": (lambda load_engine: TokenCodec(load_engine, bits=8), frozenset()),
+    "kivi": (KiviCodec, frozenset({"bits", "axis", "group"})),
+    "turboquant": (TurboQuantCodec, frozenset({"bits", "seed"})),
 }
 _IMPLEMENTATIONS = ("compiled", "reference")
 _SPLITS = {"by_head": "heads", "by_channel": "channels"}

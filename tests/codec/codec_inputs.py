@@ -10,6 +10,10 @@ from hypothesis import strategies as st
 from lynx_codec import Codec, PageShape, get_codec
 
 NAMES = ("bf16", "int4", "int8", "lynx", "nested")
+COMPARISON = ("cachegen", "fp8", "int4_token", "int8_token", "kivi", "turboquant")
+"""Codecs of other systems, lynx_codec.baselines."""
+
+ALL_NAMES = NAMES + COMPARISON
 DTYPES = (np.float32, np.float16, np.uint16)
 HEAD_SIZES = (64, 80, 96, 128, 192, 256, 512, 576)
 

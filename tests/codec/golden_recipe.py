@@ -1,13 +1,14 @@
 """Inputs of the golden vectors, by integer arithmetic only, and what the vectors record.
 
-`python tests/codec/golden_recipe.py` prints the vectors as the reference makes them now. The stored ones change only
-together with the version number of the page header.
+`python tests/codec/golden_recipe.py` prints the vectors as the reference makes them now, with the argument `comparison`
+those of the comparison codecs. The stored ones change only together with the version number of the page header.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,21 @@ CASES: tuple[dict[str, Any], ...] = (
     *({"codec": n, "params": {}, "shape": (0, 1, 2, 0, 0), "dtype": "float32", "spike": 0} for n in ("bf16", "lynx")),
 )
 
+COMPARISON_CASES: tuple[dict[str, Any], ...] = tuple(
+    {"codec": name, "params": params, "shape": SMALL, "dtype": "float32", "spike": 0}
+    for name, params in (
+        ("fp8", {}),
+        ("int4_token", {}),
+        ("int8_token", {}),
+        ("kivi", {"bits": 2, "axis": "channel", "group": 16}),
+        ("kivi", {"bits": 4, "axis": "token"}),
+        ("turboquant", {"bits": 3, "seed": 5}),
+        ("turboquant", {"bits": 4}),
+        ("cachegen", {"bin": 0.5}),
+        ("cachegen", {"unit": "channel"}),
+    )
+)
+
 
 def golden_page(shape: PageShape, spike: int) -> np.ndarray:
     """float32 values k / 8192 with a hash of the position for k, scaled by a power of two and shifted per channel."""
@@ -91,4 +107,5 @@ def record(case: dict[str, Any], implementation: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps([record(case, "reference") for case in CASES], indent=1))
+    cases = COMPARISON_CASES if sys.argv[1:] == ["comparison"] else CASES
+    print(json.dumps([record(case, "reference") for case in cases], indent=1))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from codec_inputs import ALL_NAMES
 
 from lynx_codec import get_codec
 from lynx_codec.layout import HEADER_BYTES, LYNX_HEADER_BYTES, VERSION
@@ -24,7 +25,7 @@ def test_example_runs():
     assert errors[1] < 1e-4 < errors[0] < 0.02
 
 
-@pytest.mark.parametrize("name", ["bf16", "int4", "int8", "lynx", "nested"])
+@pytest.mark.parametrize("name", ALL_NAMES)
 def test_codec_ids(name):
     assert re.search(rf"^\| `{name}` \| {get_codec(name).codec_id} \|", TEXT, re.MULTILINE)
 

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from codec_inputs import DTYPES, HEAD_SIZES, LAYOUTS, NAMES, as_dtype, decode, encode, normal, pages, with_layout
+from codec_inputs import ALL_NAMES, DTYPES, HEAD_SIZES, LAYOUTS, as_dtype, decode, encode, normal, pages, with_layout
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -34,7 +34,7 @@ def check_agreement(name: str, page: np.ndarray, shape: PageShape, out_dtype: ty
 @SETTINGS
 @given(
     pages(),
-    st.sampled_from(NAMES),
+    st.sampled_from(ALL_NAMES),
     st.sampled_from(DTYPES),
     st.sampled_from(DTYPES),
     st.sampled_from(LAYOUTS),
@@ -47,7 +47,7 @@ def test_same_bytes_and_floats(sample, name, dtype, out_dtype, layout, alpha):
 
 
 @SETTINGS
-@given(st.data(), st.sampled_from(NAMES))
+@given(st.data(), st.sampled_from(ALL_NAMES))
 def test_same_on_any_bit_pattern(data, name):
     """float32 pages made of arbitrary bits: both refuse the page at the same place, or agree."""
     bits = data.draw(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=48))
@@ -63,12 +63,12 @@ def test_same_on_any_bit_pattern(data, name):
 
 
 @pytest.mark.parametrize("size", HEAD_SIZES)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ALL_NAMES)
 def test_head_sizes_of_real_models(name, size):
     check_agreement(name, normal(70, 2, size), PageShape(70, 2, size, 4, 5), np.float32)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ALL_NAMES)
 def test_expanded_heads(name):
     """A key head shared by several query heads: stride 0."""
     page = np.broadcast_to(normal(40, 1, 6), (40, 4, 6))
@@ -77,7 +77,7 @@ def test_expanded_heads(name):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ALL_NAMES)
 def test_strided_output(name, dtype, layout):
     """Decoding into a view of a larger array writes the page and nothing else."""
     shape = PageShape(37, 2, 5, 3, 4)
@@ -105,7 +105,7 @@ def test_threads_share_a_codec():
 def test_unaligned_buffers():
     shape = PageShape(40, 3, 7, 1, 2)
     page = normal(*shape.array_shape)
-    for name in NAMES:
+    for name in ALL_NAMES:
         codec = get_codec(name)
         expected = encode(codec, page, shape)
         store = [bytearray(size + 1) for size in codec.stream_bytes(shape, wide=True)]

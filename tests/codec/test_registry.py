@@ -6,13 +6,13 @@ import subprocess
 import sys
 
 import pytest
-from codec_inputs import encode, normal
+from codec_inputs import ALL_NAMES, encode, normal
 
 from lynx_codec import Codec, CodecError, LynxError, PageShape, bits_per_value, codec_names, get_codec
 
 
 def test_names():
-    assert codec_names() == ("bf16", "int4", "int8", "lynx", "nested")
+    assert codec_names() == tuple(sorted(ALL_NAMES))
     for name in codec_names():
         for implementation in ("compiled", "reference"):
             codec = get_codec(name, implementation=implementation)
@@ -26,7 +26,7 @@ def test_names():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: get_codec("zip"), "unknown codec 'zip'; known are bf16, int4, int8, lynx, nested"),
+        (lambda: get_codec("zip"), "unknown codec 'zip'; known are bf16, cachegen, fp8, int4, "),
         (lambda: get_codec("lynx", beta=1), "no parameter beta; valid: alpha"),
         (lambda: get_codec("int8", alpha=1), "no parameter alpha; valid: none"),
         (
@@ -45,6 +45,18 @@ def test_names():
         (lambda: get_codec("lynx", alpha=0.0), "alpha must be"),
         (lambda: get_codec("lynx", alpha=float("nan")), "alpha must be"),
         (lambda: get_codec("lynx", alpha=900.0), "too large"),
+        (lambda: get_codec("kivi", bits=3), "kivi has 2 or 4 bits, not 3"),
+        (lambda: get_codec("kivi", axis="head"), "axis must be 'channel' .keys. or 'token' .values., not 'head'"),
+        (lambda: get_codec("kivi", group=4), "group must be"),
+        (lambda: get_codec("kivi", group=True), "group must be"),
+        (lambda: get_codec("turboquant", bits=5), "turboquant has 2, 3 or 4 bits, not 5"),
+        (lambda: get_codec("turboquant", bits=[4]), "bad parameters"),
+        (lambda: get_codec("turboquant", seed=-1), "seed must be"),
+        (lambda: get_codec("cachegen", bin=0), "bin must be"),
+        (lambda: get_codec("cachegen", bin=float("nan")), "bin must be"),
+        (lambda: get_codec("cachegen", bin="wide"), "bad parameters"),
+        (lambda: get_codec("cachegen", unit="layer"), "unit must be"),
+        (lambda: get_codec("fp8", bits=8), "no parameter bits; valid: none"),
     ],
 )
 def test_refusals(call, message):
@@ -54,7 +66,14 @@ def test_refusals(call, message):
 
 @pytest.mark.parametrize(
     ("name", "params"),
-    [("nested", {"bits": [3, 5], "chunk": 64}), ("lynx", {"alpha": 1.3}), ("lynx", {}), ("int8", {}), ("bf16", {})],
+    [
+        ("nested", {"bits": [3, 5], "chunk": 64}),
+        ("lynx", {"alpha": 1.3}),
+        *((name, {}) for name in ALL_NAMES),
+        ("kivi", {"bits": 4, "axis": "token", "group": 64}),
+        ("turboquant", {"bits": 3, "seed": 9}),
+        ("cachegen", {"bin": 0.3, "unit": "channel"}),
+    ],
 )
 def test_params_build_the_same_codec(name, params):
     codec = get_codec(name, **params)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from codec_inputs import DTYPES, NAMES, as_dtype, decode, encode, normal, pages
+from codec_inputs import ALL_NAMES, DTYPES, as_dtype, decode, encode, normal, pages
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -21,7 +21,7 @@ SHAPE = PageShape(70, 2, 5, 4, 6)
 def test_not_finite_is_named(implementation, dtype, value, token):
     page = normal(*SHAPE.array_shape)
     page[token, 1, 3] = value
-    for name in NAMES:
+    for name in ALL_NAMES:
         codec = get_codec(name, implementation=implementation)
         with pytest.raises(NonFiniteError, match=f"token {token}, head 1, channel 3") as caught:
             encode(codec, as_dtype_keeping_nan(page, dtype), SHAPE)
@@ -33,7 +33,7 @@ def as_dtype_keeping_nan(page: np.ndarray, dtype: type) -> np.ndarray:
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ALL_NAMES)
 def test_magnitude_limit(name, implementation):
     codec = get_codec(name, implementation=implementation)
     page = normal(40, 1, 2)
@@ -46,7 +46,7 @@ def test_magnitude_limit(name, implementation):
         encode(codec, page, PageShape(40, 1, 2))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ALL_NAMES)
 def test_wrong_arrays(name):
     codec = get_codec(name)
     outs = [memoryview(bytearray(n)) for n in codec.stream_bytes(SHAPE, wide=True)]
@@ -63,7 +63,7 @@ def test_wrong_arrays(name):
         codec.decode([memoryview(s) for s in streams], SHAPE, locked)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ALL_NAMES)
 def test_wrong_buffers(name):
     codec = get_codec(name)
     page = normal(70, 2, 5)
@@ -82,7 +82,7 @@ def test_wrong_buffers(name):
         codec.encode(page, SHAPE, [memoryview(bytearray(n)) for n in (*sizes, 9)])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ALL_NAMES)
 def test_wrong_stream_counts(name):
     codec = get_codec(name)
     streams = [memoryview(s) for s in encode(codec, normal(70, 2, 5), SHAPE)]
@@ -112,7 +112,7 @@ def test_wrong_stream_counts(name):
         (31, "reserved"),
     ],
 )
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ALL_NAMES)
 def test_header_fields_are_named(name, offset, field):
     codec = get_codec(name)
     streams = [bytearray(s) for s in encode(codec, normal(70, 2, 5), SHAPE)]
@@ -142,7 +142,7 @@ def test_centroids_travel_in_the_header():
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(pages(max_tokens=40), st.sampled_from(NAMES), st.data())
+@given(pages(max_tokens=40), st.sampled_from(ALL_NAMES), st.data())
 def test_corrupt_bytes(sample, name, data):
     """Any change of the bytes ends in CodecError or finite values, the same in both implementations."""
     page, shape = sample

@@ -36,7 +36,7 @@ async def _transfer(cache: Any, url: str = "tcp://127.0.0.1:0", lanes: int = 1, 
 
 
 @pytest.mark.parametrize("url", URLS)
-@pytest.mark.parametrize("codec", ["lynx", "bf16", "int8", "int4"])
+@pytest.mark.parametrize("codec", ["lynx", "bf16", "int8", "int4", "kivi"])
 async def test_every_codec_arrives_as_decoded_locally(codec: str, url: str, make_cache: Any, same: Any) -> None:
     cache = make_cache()
     transfer = await _transfer(cache, url, lanes=2, codec=codec)
