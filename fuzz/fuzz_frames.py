@@ -314,7 +314,7 @@ class Target:
                     if state is not None and self.rng.random() < 0.9:
                         for data in state.page_streams(page, stream):
                             bytes(data)
-                        self.handle(self.core.decoded(transfer, page, stream))
+                        self.handle(self.core.decoded(transfer, [page], stream))
                 case RequestReceived(request_id):
                     if self.rng.random() < 0.5:
                         self.core.refuse(request_id, "no")

@@ -142,7 +142,7 @@ class Side(Target):
                     for index, data in enumerate(state.page_streams(page, stream)):
                         if self.trusts_content and bytes(data) != page_bytes(transfer, page, index):
                             raise InvariantBroken(f"wrong bytes in stream {index} of page {page} of {transfer}")
-                    self.handle(self.core.decoded(transfer, page, stream))
+                    self.handle(self.core.decoded(transfer, [page], stream))
                 case RequestReceived(request_id):
                     self.waiting_requests.append(request_id)
                 case TransferDelivered(transfer):

@@ -327,8 +327,7 @@ class Link:
     def decoded(self, transfer: IncomingTransfer, pages: Sequence[int], stream: int) -> None:
         """Pages of an incoming transfer are in place with streams 0 to `stream`."""
         with self.lock:
-            for page in pages:
-                self.post(self.core.decoded(transfer.id, page, stream))
+            self.post(self.core.decoded(transfer.id, pages, stream))
 
     def abort(self, transfer: int, code: int, reason: str, error: LynxError | None = None) -> None:
         """Give up a transfer of either direction. For any thread; in the event loop its waiters know on return."""

@@ -21,7 +21,6 @@ from lynx_net.aio.pump import (
     PumpOwner,
     class_of,
     handle_control,
-    handle_segment,
     never_offered,
     offer_wait_s,
     replaced_by_newer,
@@ -290,36 +289,42 @@ class ThreadPump(Pump):
     ) -> None:
         """Frames in order, with the lock taken once for a whole burst. They begin with those that `views` filled."""
         owner, reader = self.owner, connection.reader
-        sums: list[int] = []
-        for place, frame in enumerate(frames):
-            if not isinstance(frame, SegmentFrame) or frame.payload is None:
-                sums.append(0)
-            elif place < len(view_sums) and len(views[place]) == len(frame.payload):
-                sums.append(view_sums[place])
-            else:  # its first bytes came in an earlier receive
-                sums.append(checksum(frame.payload))
+        sums = _sums(frames, views, view_sums)
+        arrived: list[tuple[SegmentHeader, int]] = []
         whole = control = 0
         with owner.lock:
             self._handling = True
             try:
                 for frame, payload_sum in zip(frames, sums, strict=True):
                     if isinstance(frame, SegmentFrame):
-                        handle_segment(owner, frame, payload_sum)
                         whole += 1
+                        if frame.payload is not None:
+                            arrived.append((frame.header, payload_sum))
                     elif isinstance(frame, SegmentStart):
+                        self._take_in(arrived)
                         for done in reader.deliver_to(self._place(connection, frame.header)):
-                            handle_segment(owner, done, checksum(b""))
                             whole += 1
+                            if done.payload is not None:
+                                arrived.append((done.header, checksum(b"")))
                     else:
+                        self._take_in(arrived)
                         handle_control(owner, frame.payload)
                         whole += 1
                         control += 1
+                self._take_in(arrived)
             finally:
                 self._handling = False
             if not frames:
                 owner.core.heard(owner.clock(), reader.segment)
             owner.core.frames_received(connection.index, whole, control)
             owner.post(())  # there may be something to send
+
+    def _take_in(self, arrived: list[tuple[SegmentHeader, int]]) -> None:
+        """Segments that lie in their places, with their checksums; with the lock. Empties the list."""
+        if arrived:
+            if events := self.owner.core.segments(arrived, self.owner.clock()):
+                self.owner.post(events)
+            arrived.clear()
 
     def _place(self, connection: _Connection, header: SegmentHeader) -> memoryview | None:
         """Called with the lock, which is free while this waits."""
@@ -346,3 +351,16 @@ def _parts(lane: Lane, batch: list[SendBytes]) -> list[list[SendBytes]]:
     if not batch or not lane.marks_classes:
         return [batch] if batch else []
     return [list(run) for _, run in itertools.groupby(batch, class_of)]
+
+
+def _sums(frames: Sequence[Frame], views: Sequence[memoryview], view_sums: Sequence[int]) -> list[int]:
+    """The checksum of each frame that is a segment with a payload: the one that its view came with, or computed."""
+    sums: list[int] = []
+    for place, frame in enumerate(frames):
+        if not isinstance(frame, SegmentFrame) or frame.payload is None:
+            sums.append(0)
+        elif place < len(view_sums) and len(views[place]) == len(frame.payload):
+            sums.append(view_sums[place])
+        else:  # its first bytes came in an earlier receive
+            sums.append(checksum(frame.payload))
+    return sums

@@ -393,7 +393,7 @@ class LinkCore:
             view = state.place(header)
             if state.stats.first_segment_s is None:
                 state.stats.first_segment_s = now
-            self.heard(now, header)
+            self._heard_segment(header, now)
             return view
         if header.transfer % 2 != self._peer_parity:
             raise RemoteProtocolError(f"a segment of transfer {header.transfer}, which is not the peer's to send")
@@ -403,33 +403,49 @@ class LinkCore:
 
     def segment(self, header: SegmentHeader, payload_sum: int, now: float) -> list[Event]:
         """All bytes of a segment are in the place that `place` gave; `payload_sum` is the checksum they have."""
-        state = self._receiving.get(header.transfer)
-        if state is None:
-            return []
-        self.heard(now, header)
-        owed = state.owes(header.stream)
-        try:
-            events: list[Event] = list(state.segment_arrived(header, payload_sum))
-        except IntegrityError as error:
-            return self.abort(header.transfer, AbortCode.INTEGRITY, str(error), error)
-        finished = owed and not state.owes(header.stream)
-        if finished:
-            state.stats.last_segment_s = now
-        self._send_grants(self._book.progressed(self.link, header.transfer, stream_finished=finished))
+        return self.segments([(header, payload_sum)], now)
+
+    def segments(self, arrived: Sequence[tuple[SegmentHeader, int]], now: float) -> list[Event]:
+        """The same for several, in order, each with its checksum; what is due is granted once for all of them."""
+        events: list[Event] = []
+        finished: dict[int, bool] = {}
+        for header, payload_sum in arrived:
+            transfer, stream = header.transfer, header.stream
+            state = self._receiving.get(transfer)
+            if state is None:
+                continue
+            self._heard_segment(header, now)
+            owed = state.owes(stream)
+            try:
+                events += state.segment_arrived(header, payload_sum)
+            except IntegrityError as error:
+                events += self.abort(transfer, AbortCode.INTEGRITY, str(error), error)
+                continue
+            if owed and not state.owes(stream):
+                state.stats.last_segment_s = now
+                finished[transfer] = True
+            elif transfer not in finished:
+                finished[transfer] = False
+        for transfer, stream_finished in finished.items():
+            if grants := self._book.progressed(self.link, transfer, stream_finished=stream_finished):
+                self._send_grants(grants)
         return events
 
     def receive_state(self, transfer: int) -> ReceiveState | None:
         """State of an incoming transfer that has not ended."""
         return self._receiving.get(transfer)
 
-    def decoded(self, transfer: int, page: int, stream: int) -> list[Event]:
-        """A page is in place with streams 0 to `stream`; ignored if the transfer has ended meanwhile."""
+    def decoded(self, transfer: int, pages: Sequence[int], stream: int) -> list[Event]:
+        """Pages are in place with streams 0 to `stream`; ignored if the transfer has ended meanwhile."""
         state = self._receiving.get(transfer)
         if state is None:
             return []
-        events: list[Event] = list(state.decoded(page, stream))
-        self._book.decoded_pages += 1
-        self._send_grants(self._book.progressed(self.link, transfer, stream_finished=False))
+        events: list[Event] = []
+        for page in pages:
+            events += state.decoded(page, stream)
+        self._book.decoded_pages += len(pages)
+        if grants := self._book.progressed(self.link, transfer, stream_finished=False):
+            self._send_grants(grants)
         if state.complete:
             events += self._finish_receiving(transfer)
         return events
@@ -444,6 +460,12 @@ class LinkCore:
             self._receive_progress_s[segment.transfer] = now
             if segment.stream < MAX_STREAMS:
                 self._stream_heard_s[segment.stream] = now
+
+    def _heard_segment(self, segment: SegmentHeader, now: float) -> None:
+        """The same of a segment that has a place."""
+        self.heard_at_s = now
+        self._receive_progress_s[segment.transfer] = now
+        self._stream_heard_s[segment.stream] = now
 
     def message(self, message: Message, now: float) -> list[Event]:
         """Handle a control message; see the table at the head of this file."""

@@ -13,6 +13,8 @@ __all__ = ["ReceiveWindow", "SendWindow"]
 class SendWindow:
     """What the peer allows us to send. Two integers: `limit` granted, `sent` used."""
 
+    __slots__ = ("limit", "sent")
+
     def __init__(self, limit: int = 0) -> None:
         self.limit = limit
         self.sent = 0
@@ -37,6 +39,8 @@ class SendWindow:
 
 class ReceiveWindow:
     """What we granted the peer. Three integers: `limit` granted, `received`, and `held`, arrived but not consumed."""
+
+    __slots__ = ("held", "limit", "received", "window")
 
     def __init__(self, window: int, limit: int = 0) -> None:
         self.window = window

@@ -73,6 +73,7 @@ SEGMENT = 2
 
 _HEADER = struct.Struct("<BBHIQIIIIQ")
 _SUM = struct.Struct("<Q")
+_SUMMED_HEADER = struct.Struct("<BBHIQIIIIQQ")
 _DISCARD_BYTES = 1 << 16
 
 assert _HEADER.size + _SUM.size == HEADER_BYTES
@@ -277,8 +278,8 @@ class FrameReader:
         wanted = self._following or 1
         if self._headers_filled == HEADER_BYTES * wanted:
             self._headers_filled = 0
-            for index in range(wanted):
-                self._parse_header(self._headers[HEADER_BYTES * index : HEADER_BYTES * (index + 1)], frames)
+            for at in range(0, HEADER_BYTES * wanted, HEADER_BYTES):
+                self._parse_header(at, frames)
 
     def _empty_segments(self) -> Iterator[SegmentFrame]:
         while self._incoming and not self._incoming[0].length:
@@ -293,12 +294,12 @@ class FrameReader:
             raise RemoteProtocolError("control frame with a wrong checksum")
         return ControlFrame(payload)
 
-    def _parse_header(self, header: memoryview, frames: list[Frame]) -> None:
-        head = header[: _HEADER.size]
-        (own_sum,) = _SUM.unpack_from(header, _HEADER.size)
-        if checksum(head) != own_sum:
+    def _parse_header(self, at: int, frames: list[Frame]) -> None:
+        kind, stream, following, length, transfer, page, offset, stream_bytes, zero, payload_sum, own_sum = (
+            _SUMMED_HEADER.unpack_from(self._headers, at)
+        )
+        if checksum(self._headers[at : at + _HEADER.size]) != own_sum:
             raise RemoteProtocolError("these bytes are not a lynx_net frame: the header checksum does not match")
-        kind, stream, following, length, transfer, page, offset, stream_bytes, zero, payload_sum = _HEADER.unpack(head)
         if zero:
             raise RemoteProtocolError("a reserved header field is not zero")
         if kind == CONTROL:

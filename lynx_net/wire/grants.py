@@ -112,7 +112,7 @@ class CreditBook:
         if entry is None:
             return []
         if not stream_finished:
-            return self._grants([entry])
+            return self._grants((entry,)) if any(window.grant_due for window in entry.state.windows) else []
         for stream in list(entry.owed):
             if not entry.state.owes(stream):
                 self._settle(entry, stream)

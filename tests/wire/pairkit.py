@@ -121,7 +121,7 @@ class Side:
         if state is not None:
             for stream, data in enumerate(state.page_streams(event.page, event.stream)):
                 assert bytes(data) == page_bytes(event.transfer, event.page, stream)
-        self.handle(self.core.decoded(event.transfer, event.page, event.stream))
+        self.handle(self.core.decoded(event.transfer, [event.page], event.stream))
 
     def abort(self, transfer: int, code: int = 1) -> None:
         self.handle(self.core.abort(transfer, code, "enough"))

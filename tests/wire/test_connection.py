@@ -390,7 +390,7 @@ def test_late_bytes_of_an_aborted_transfer_are_harmless() -> None:
     before = list(side.log)
     view[:] = payload
     assert side.core.segment(header, checksum(view), 0.0) == []
-    assert side.core.decoded(2, 0, 0) == []
+    assert side.core.decoded(2, [0], 0) == []
     assert side.core.receive_state(2) is None
     assert side.log == before
 
