@@ -278,7 +278,7 @@ done:
 /* ---- receiving */
 
 typedef struct {
-    Py_buffer *views; /* the payloads, then the tail */
+    Py_buffer *views; /* the payloads, then the tail, then what may follow that */
     Py_ssize_t count; /* payloads */
     uint64_t *sums;
     Py_ssize_t done;   /* payloads that are full */
@@ -338,11 +338,44 @@ static ssize_t receive_piece(int fd, const Receiving *one, Py_ssize_t *wanted)
     return recvmsg(fd, &message, MSG_WAITALL);
 }
 
+/* The tail as far as it is there; waits for its first byte if nothing came before. Returns as recv does. */
+static ssize_t receive_tail(int fd, const Receiving *one, ssize_t before, int wait_ms)
+{
+    const Py_buffer *tail = &one->views[one->count];
+    ssize_t got = recv(fd, tail->buf, (size_t)tail->len, MSG_DONTWAIT);
+    if (got >= 0 || before || (errno != EAGAIN && errno != EWOULDBLOCK))
+        return got;
+    /* Not in recv itself: the kernel wakes that for every byte that is sent on the socket, too. */
+    struct pollfd readable = {.fd = fd, .events = POLLIN};
+    int ready = poll(&readable, 1, wait_ms);
+    if (ready < 0)
+        return -1;
+    if (ready == 0) {
+        errno = EAGAIN;
+        return -1;
+    }
+    return recv(fd, tail->buf, (size_t)tail->len, MSG_DONTWAIT);
+}
+
+/* The tail is a whole header: of those that it says follow, what is there. The bytes received, 0 also for an error,
+ * which the next receive finds again. Nothing is believed here: the reader checks every header. */
+static ssize_t receive_headers(int fd, const Receiving *one)
+{
+    const unsigned char *header = one->views[one->count].buf;
+    const Py_buffer *more = &one->views[one->count + 1];
+    uint16_t following;
+    memcpy(&following, header + 2, sizeof following);
+    Py_ssize_t wanted = (Py_ssize_t)le16toh(following) * HEADER_BYTES;
+    if (header[0] != SEGMENT || wanted == 0 || more->len == 0)
+        return 0;
+    ssize_t got = recv(fd, more->buf, (size_t)(wanted < more->len ? wanted : more->len), MSG_DONTWAIT);
+    return got < 0 ? 0 : got;
+}
+
 /* Payloads, then the tail as far as it is there. Bytes received, 0 at the end of the stream, -1 with errno: EINTR and
  * EAGAIN if nothing came. An error after bytes is left for the next call, which sees a closed stream at least. */
 static ssize_t receive_all(int fd, Receiving *one, int wait_ms)
 {
-    const Py_buffer *tail = &one->views[one->count];
     ssize_t total = 0, got;
     int64_t began = now_ns();
     account(one, 0);
@@ -359,25 +392,17 @@ static ssize_t receive_all(int fd, Receiving *one, int wait_ms)
         if (one->done < one->count && spent > (one->done > done ? LINGER_NS : (int64_t)wait_ms * 1000000))
             return total;
     }
-    if (tail->len == 0)
+    Py_ssize_t tail_bytes = one->views[one->count].len;
+    if (tail_bytes == 0)
         return total;
-    got = recv(fd, tail->buf, (size_t)tail->len, MSG_DONTWAIT);
-    if (got < 0 && total == 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
-        /* Not in recv itself: the kernel wakes that for every byte that is sent on the socket, too. */
-        struct pollfd readable = {.fd = fd, .events = POLLIN};
-        int ready = poll(&readable, 1, wait_ms);
-        if (ready < 0)
-            return -1;
-        if (ready == 0) {
-            errno = EAGAIN;
-            return -1;
-        }
-        got = recv(fd, tail->buf, (size_t)tail->len, MSG_DONTWAIT);
-    }
-    return total && got <= 0 ? total : total + got;
+    got = receive_tail(fd, one, total, wait_ms);
+    if (got <= 0)
+        return total ? total : got;
+    total += got;
+    return got == HEADER_BYTES && tail_bytes == HEADER_BYTES ? total + receive_headers(fd, one) : total;
 }
 
-PyDoc_STRVAR(receive_doc, "receive(fd, payloads, tail, wait_s)\n--\n\n"
+PyDoc_STRVAR(receive_doc, "receive(fd, payloads, tail, more, wait_s)\n--\n\n"
                           "Fill writable buffers; returns the bytes received and the xxh3-64 of each full payload.");
 
 static PyObject *sums_list(const Receiving *one)
@@ -394,10 +419,10 @@ static PyObject *sums_list(const Receiving *one)
 static PyObject *lanes_receive(PyObject *module, PyObject *args)
 {
     int fd;
-    PyObject *payloads, *tail;
+    PyObject *payloads, *tail, *more;
     double wait_s;
     Py_ssize_t taken = 0;
-    if (!PyArg_ParseTuple(args, "iOOd:receive", &fd, &payloads, &tail, &wait_s))
+    if (!PyArg_ParseTuple(args, "iOOOd:receive", &fd, &payloads, &tail, &more, &wait_s))
         return NULL;
     if (!PyList_Check(payloads)) {
         PyErr_SetString(PyExc_TypeError, "payloads is a list of writable buffers");
@@ -408,15 +433,15 @@ static PyObject *lanes_receive(PyObject *module, PyObject *args)
         return NULL;
     }
     Receiving one = {.count = PyList_Size(payloads)};
-    one.views = PyMem_Calloc((size_t)one.count + 1, sizeof *one.views);
+    one.views = PyMem_Calloc((size_t)one.count + 2, sizeof *one.views);
     one.sums = PyMem_Calloc((size_t)one.count + 1, sizeof *one.sums);
     PyObject *result = NULL;
     if (one.views == NULL || one.sums == NULL) {
         PyErr_NoMemory();
         goto done;
     }
-    for (; taken <= one.count; taken++) {
-        PyObject *buffer = taken < one.count ? PyList_GetItem(payloads, taken) : tail;
+    for (; taken < one.count + 2; taken++) {
+        PyObject *buffer = taken < one.count ? PyList_GetItem(payloads, taken) : taken == one.count ? tail : more;
         if (buffer == NULL || PyObject_GetBuffer(buffer, &one.views[taken], PyBUF_WRITABLE) < 0)
             goto done;
     }

@@ -11,7 +11,7 @@ import select
 import socket
 from typing import TYPE_CHECKING, NamedTuple
 
-from lynx_net.wire.frames import MAX_BURST, checksum
+from lynx_net.wire.frames import HEADER_BYTES, MAX_BURST, checksum, headers_following
 from lynx_net.wire.scheduler import BURST_BYTES, seal
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def _cut(views: list[memoryview], sent: int) -> None:
 
 
 def python_receive(
-    sock: socket.socket, payloads: list[memoryview], tail: memoryview, wait_s: float
+    sock: socket.socket, payloads: list[memoryview], tail: memoryview, more: memoryview, wait_s: float
 ) -> tuple[int, list[int]]:
     """`receive_payloads` without the extension."""
     together = _some(payloads, _WAIT_ALL_MOST_BYTES)
@@ -84,6 +84,9 @@ def python_receive(
         if missing < 0:
             break
         sums.append(checksum(view))
+    if len(more) and missing == len(tail) == HEADER_BYTES and (following := headers_following(tail)):
+        with contextlib.suppress(BlockingIOError):
+            count += sock.recv_into(more[: HEADER_BYTES * following], 0, socket.MSG_DONTWAIT)
     return count, sums
 
 
@@ -105,9 +108,11 @@ class LaneIo(NamedTuple):
     send_batch: Callable[[socket.socket, list[SendBytes]], None]
     """Put these on the socket, sealed; returns when the kernel has all of it. Raises OSError."""
 
-    receive_payloads: Callable[[socket.socket, list[memoryview], memoryview, float], tuple[int, list[int]]]
+    receive_payloads: Callable[[socket.socket, list[memoryview], memoryview, memoryview, float], tuple[int, list[int]]]
     """Fill `payloads` in order, waiting for them, then what is there of `tail`; without payloads wait for that.
 
+    If `tail` holds a whole header and that is a segment's which others follow, what is there of their headers goes to
+    `more`: room for any burst, or nothing (`FrameReader.header_room`).
     `wait_s` bounds a wait in which nothing comes, together with the socket's SO_RCVTIMEO, which must be set. Returns
     the bytes received, 0 at the end of the stream, and the checksum of every payload that was filled; it may come back
     with fewer payloads than asked for. Raises OSError, BlockingIOError if nothing came.
@@ -124,9 +129,9 @@ def native(lanes: ModuleType) -> LaneIo:
         lanes.send(sock.fileno(), batch, MAX_BURST, BURST_BYTES)
 
     def receive_payloads(
-        sock: socket.socket, payloads: list[memoryview], tail: memoryview, wait_s: float
+        sock: socket.socket, payloads: list[memoryview], tail: memoryview, more: memoryview, wait_s: float
     ) -> tuple[int, list[int]]:
-        result: tuple[int, list[int]] = lanes.receive(sock.fileno(), payloads, tail, wait_s)
+        result: tuple[int, list[int]] = lanes.receive(sock.fileno(), payloads, tail, more, wait_s)
         return result
 
     return LaneIo("C", send_batch, receive_payloads)

@@ -13,6 +13,7 @@ import logging
 import socket
 import struct
 import threading
+import time
 from typing import TYPE_CHECKING
 
 from lynx_net.aio import lane_io
@@ -48,6 +49,9 @@ _SMALL_BYTES = 128 * 1024
 """What is sent by the thread that made it, if nothing is being sent."""
 _MAX_BATCH = 256
 """Frames that are sent together."""
+_BATCH_S = 0.001
+_MOST_BATCH_BYTES = 4 * 1024 * 1024
+"""A lane takes together what it sent in the last millisecond, up to this: every visit to the core costs all lanes."""
 
 
 class _Connection:
@@ -59,6 +63,8 @@ class _Connection:
         self.sock = sock
         self.reader = FrameReader()
         self.may_send = threading.Condition(lock)
+        self.batch_bytes = 0
+        """What the lane sends in `_BATCH_S`, by its last large batch."""
         self.rest: list[memoryview] = []
         """What another thread began to send and the kernel did not take at once."""
         self.sleeping = False
@@ -233,13 +239,13 @@ class ThreadPump(Pump):
                 self._send(connection, batch)
 
     def _choose(self, connection: _Connection) -> list[SendBytes]:
-        """Wait, with the lock, for what to send: a segment, or small ones up to its size.
+        """Wait, with the lock, for what to send: a segment, or small ones up to its size, or more on a fast lane.
 
         Nothing when the connection ends or has a rest to send.
         """
         owner = self.owner
         batch: list[SendBytes] = []
-        room_bytes = owner.core.segment_bytes
+        room_bytes = owner.core.batch_bytes(connection.index, connection.batch_bytes)
         while not connection.stopping and not connection.rest:
             now = owner.clock()
             chosen = owner.core.next_send(connection.index, now)
@@ -262,17 +268,23 @@ class ThreadPump(Pump):
         return []
 
     def _send(self, connection: _Connection, batch: list[SendBytes]) -> None:
+        began_s = time.monotonic()
         for part in _parts(connection.lane, batch):
             connection.lane.mark(class_of(part[0]))
             lane_io.IN_USE.send_batch(connection.sock, part)
+        sent_bytes = sum(len(one.data) for one in batch)
+        if sent_bytes >= _SMALL_BYTES:
+            rate = sent_bytes / max(time.monotonic() - began_s, 1e-9)
+            connection.batch_bytes = min(int(rate * _BATCH_S), 2 * sent_bytes, _MOST_BATCH_BYTES)
 
     def _receive_loop(self, connection: _Connection) -> None:
         sock, reader = connection.sock, connection.reader
         stats = self.owner.core.lane_stats[connection.index]
         while not connection.stopping:
             *payloads, tail = reader.buffers()
+            more = reader.header_room()
             try:
-                count, sums = lane_io.IN_USE.receive_payloads(sock, payloads, tail, self._wait_s)
+                count, sums = lane_io.IN_USE.receive_payloads(sock, payloads, tail, more, self._wait_s)
             except BlockingIOError:
                 continue
             if count == 0:

@@ -273,6 +273,16 @@ class LinkCore:
         """Whether lane 0 would send little next, see `Scheduler.next_is_small`; False while it sends frames again."""
         return not self._lanes[0].resend and self.scheduler.next_is_small(most_bytes)
 
+    def batch_bytes(self, lane: int, most_bytes: int) -> int:
+        """How many bytes a lane may take together: a segment's, or up to `most_bytes` where nothing urgent waits for it.
+
+        That is not so on lane 0, nor on a paced link, nor of more than the lane's share of what can be sent.
+        """
+        if not lane or most_bytes <= self.segment_bytes or self.scheduler.pacer is not None:
+            return self.segment_bytes
+        lanes = len(self._lanes)
+        return max(min(self.scheduler.sendable_bytes(most_bytes * lanes) // lanes, most_bytes), self.segment_bytes)
+
     def next_send(self, lane: int, now: float) -> SendBytes | WaitUntil | NothingToSend:
         """What this lane sends now; see the scheduler's rules."""
         record, stats = self._lanes[lane], self.lane_stats[lane]

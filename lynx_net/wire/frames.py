@@ -55,6 +55,7 @@ __all__ = [
     "SegmentHeader",
     "SegmentStart",
     "checksum",
+    "headers_following",
     "pack_control",
     "pack_segment_header",
 ]
@@ -73,6 +74,7 @@ SEGMENT = 2
 
 _HEADER = struct.Struct("<BBHIQIIIIQ")
 _SUM = struct.Struct("<Q")
+_KIND = struct.Struct("<BBH")
 _SUMMED_HEADER = struct.Struct("<BBHIQIIIIQQ")
 _DISCARD_BYTES = 1 << 16
 
@@ -124,6 +126,12 @@ class ControlFrame(NamedTuple):
 Frame = ControlFrame | SegmentFrame | SegmentStart
 
 
+def headers_following(header: memoryview) -> int:
+    """How many headers of its burst a whole header says come next, whether or not it can be believed."""
+    kind, _, following = _KIND.unpack_from(header)
+    return min(following, MAX_BURST - 1) if kind == SEGMENT else 0
+
+
 def _seal(head: bytes) -> bytes:
     return head + _SUM.pack(checksum(head))
 
@@ -165,7 +173,7 @@ class FrameReader:
 
     def __init__(self, max_control_bytes: int = MAX_CONTROL_BYTES) -> None:
         self._max_control_bytes = min(max_control_bytes, MAX_CONTROL_BYTES)
-        self._headers = memoryview(bytearray(HEADER_BYTES * (MAX_BURST - 1)))
+        self._headers = memoryview(bytearray(HEADER_BYTES * MAX_BURST))
         self._headers_filled = 0
         self._following = 0
         """Segment headers of this burst that have not come yet."""
@@ -212,6 +220,14 @@ class FrameReader:
         self._room_bytes = sum(map(len, views))
         return views
 
+    def header_room(self) -> memoryview:
+        """Room behind the last of `buffers()`, for a caller that looks at the header which fills it.
+
+        If that is the first header of a burst, those that it says follow may be put here as far as they have come; they
+        count as received. Empty where the last view is not such a header.
+        """
+        return self._headers[HEADER_BYTES:] if not self._following else self._headers[:0]
+
     def deliver_to(self, view: memoryview | None) -> list[SegmentFrame]:
         """Say where the payload of the next segment that started goes; `None` drops it.
 
@@ -242,9 +258,9 @@ class FrameReader:
                 every later call raises.
         """
         self._check_usable()
-        if not 0 <= count <= self._room_bytes:
+        if not 0 <= count <= self._room_bytes + self._following_bytes(count):
             raise LocalProtocolError(f"{count} bytes reported, there was room for {self._room_bytes}")
-        self._room_bytes -= count
+        self._room_bytes = max(self._room_bytes - count, 0)
         frames: list[Frame] = []
         try:
             self._parse(count, frames)
@@ -253,6 +269,12 @@ class FrameReader:
             if not frames:
                 raise
         return frames
+
+    def _following_bytes(self, count: int) -> int:
+        """Of the headers that may be in `header_room` if so many bytes have come."""
+        if self._following or count <= self._room_bytes:
+            return 0
+        return HEADER_BYTES * headers_following(self._headers)
 
     def _check_usable(self) -> None:
         if self._undecided:
@@ -276,10 +298,17 @@ class FrameReader:
                 frames += self._empty_segments()
         self._headers_filled += count
         wanted = self._following or 1
-        if self._headers_filled == HEADER_BYTES * wanted:
-            self._headers_filled = 0
-            for at in range(0, HEADER_BYTES * wanted, HEADER_BYTES):
-                self._parse_header(at, frames)
+        if self._headers_filled < HEADER_BYTES * wanted:
+            return
+        at = 0
+        while wanted and self._headers_filled - at >= HEADER_BYTES * wanted:
+            end = at + HEADER_BYTES * wanted
+            for place in range(at, end, HEADER_BYTES):
+                self._parse_header(place, frames)
+            at, wanted = end, self._following
+        self._headers_filled -= at
+        if self._headers_filled:  # some that follow came along with the first
+            self._headers[: self._headers_filled] = self._headers[at : at + self._headers_filled]
 
     def _empty_segments(self) -> Iterator[SegmentFrame]:
         while self._incoming and not self._incoming[0].length:

@@ -256,6 +256,16 @@ class Scheduler:
         """True while anything could be sent now, pacing aside."""
         return bool(self._control or self._turns)
 
+    def sendable_bytes(self, enough: int) -> int:
+        """Payload bytes that are queued and have credit, counted up to about `enough`."""
+        total = 0
+        for key in self._order:
+            for queue in self._turns[key]:
+                total += min(queue.queued_bytes[key[0]], queue.windows[key[0]].available)
+                if total >= enough:
+                    return total
+        return total
+
     def next(self, lane: int, now: float) -> SendBytes | WaitUntil | NothingToSend:
         """Decide what this lane sends now (rules 1 to 7). The answer counts as sent."""
         if self._control and lane == 0:

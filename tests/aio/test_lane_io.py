@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 0.05
+NO_ROOM = memoryview(bytearray())
+"""For the headers that follow a first one."""
 
 
 def make_pair(kind: str) -> tuple[socket.socket, socket.socket]:
@@ -131,7 +133,7 @@ def read_frames(io: LaneIo, sock: socket.socket, wanted: int, *, sparse: bool = 
     while len(got) < wanted:
         *payloads, tail = reader.buffers()
         try:
-            count, sums = io.receive_payloads(sock, payloads, tail, WAIT_S)
+            count, sums = io.receive_payloads(sock, payloads, tail, reader.header_room(), WAIT_S)
         except BlockingIOError:
             continue
         assert count, "the stream ended"
@@ -195,32 +197,66 @@ def test_a_payload_that_comes_in_parts(io: LaneIo, pair: tuple[socket.socket, so
     payloads, (tail,) = views(100_000, 400_000, 10), views(HEADER_BYTES)
     data = os.urandom(100_000 + 150_000)
     sender = in_thread(lambda: pair[0].sendall(data))
-    count, sums = io.receive_payloads(pair[1], payloads, tail, WAIT_S)
+    count, sums = io.receive_payloads(pair[1], payloads, tail, NO_ROOM, WAIT_S)
     while count < len(data):  # an implementation may stop before
-        more, _ = io.receive_payloads(pair[1], [payloads[1][count - 100_000 :]], tail, WAIT_S)
+        more, _ = io.receive_payloads(pair[1], [payloads[1][count - 100_000 :]], tail, NO_ROOM, WAIT_S)
         count += more
     sender.join()
     assert count == len(data)
     assert sums == [checksum(data[:100_000])]
     assert bytes(payloads[1][:150_000]) == data[100_000:]
     with pytest.raises(BlockingIOError):
-        io.receive_payloads(pair[1], [payloads[1][150_000:]], tail, WAIT_S)
+        io.receive_payloads(pair[1], [payloads[1][150_000:]], tail, NO_ROOM, WAIT_S)
 
 
 def test_nothing_comes(io: LaneIo, pair: tuple[socket.socket, socket.socket]) -> None:
     began_s = time.monotonic()
     with pytest.raises(BlockingIOError):
-        io.receive_payloads(pair[1], [], *views(HEADER_BYTES), WAIT_S)
+        io.receive_payloads(pair[1], [], *views(HEADER_BYTES), NO_ROOM, WAIT_S)
     assert time.monotonic() - began_s >= WAIT_S * 0.9
 
 
 def test_a_part_of_the_next_header_is_taken_along(io: LaneIo, pair: tuple[socket.socket, socket.socket]) -> None:
     payloads, (tail,) = views(10, 0, 20), views(HEADER_BYTES)
     pair[0].sendall(bytes(range(35)))
-    count, sums = io.receive_payloads(pair[1], payloads, tail, WAIT_S)
+    count, sums = io.receive_payloads(pair[1], payloads, tail, NO_ROOM, WAIT_S)
     assert count == 35
     assert sums == [checksum(view) for view in payloads]
     assert bytes(tail[:5]) == bytes(range(30, 35))
+
+
+def test_all_headers_of_a_burst_come_with_the_first(io: LaneIo, pair: tuple[socket.socket, socket.socket]) -> None:
+    """One receive has what comes before a burst and all its headers; in parts, the reader makes the same of them."""
+    batch = [SendBytes(pack_control(b"ping")), *[segment(index, bytes([index]) * 100) for index in range(5)]]
+    stream = b"".join(seal(batch))
+    for cut in (0, 1, HEADER_BYTES, HEADER_BYTES + 1, 3 * HEADER_BYTES - 1):
+        reader = FrameReader()
+        headers_end = HEADER_BYTES + 4 + 5 * HEADER_BYTES
+        pair[0].sendall(stream[: headers_end - cut])
+        io.receive_payloads(pair[1], [], *reader.buffers(), reader.header_room(), WAIT_S)
+        assert reader.received(HEADER_BYTES) == []
+        payload, tail = reader.buffers()
+        count, _ = io.receive_payloads(pair[1], [payload], tail, reader.header_room(), WAIT_S)
+        assert count == 4 + 5 * HEADER_BYTES - cut
+        frames = reader.received(count)
+        assert frames[0] == ControlFrame(b"ping")
+        pair[0].sendall(stream[headers_end - cut :])
+        if cut:
+            assert len(frames) == 1
+            *_, tail = reader.buffers()
+            assert len(tail) == (cut if cut < 4 * HEADER_BYTES else 1)
+            count, _ = io.receive_payloads(pair[1], [], tail, reader.header_room(), WAIT_S)
+            frames += reader.received(count)
+        assert [frame.header.page for frame in frames[1:] if isinstance(frame, SegmentStart)] == [0, 1, 2, 3, 4]
+        views_ = [memoryview(bytearray(100)) for _ in range(5)]
+        for view in views_:
+            assert reader.deliver_to(view) == []
+        *payloads, tail = reader.buffers()
+        count, sums = io.receive_payloads(pair[1], payloads, tail, reader.header_room(), WAIT_S)
+        assert count == 500
+        assert sums == [checksum(bytes([index]) * 100) for index in range(5)]
+        assert len(reader.received(count)) == 5
+        assert reader.idle
 
 
 def test_the_stream_ends_in_the_middle(io: LaneIo, pair: tuple[socket.socket, socket.socket]) -> None:
@@ -232,14 +268,14 @@ def test_the_stream_ends_in_the_middle(io: LaneIo, pair: tuple[socket.socket, so
         pair[0].shutdown(socket.SHUT_WR)
 
     sender = in_thread(send_and_end)
-    received, sums = io.receive_payloads(pair[1], payloads, tail, WAIT_S)
+    received, sums = io.receive_payloads(pair[1], payloads, tail, NO_ROOM, WAIT_S)
     while received < len(data):
-        more, _ = io.receive_payloads(pair[1], [payloads[1][received - 300_000 :]], tail, WAIT_S)
+        more, _ = io.receive_payloads(pair[1], [payloads[1][received - 300_000 :]], tail, NO_ROOM, WAIT_S)
         assert more
         received += more
     assert sums == [checksum(data[:300_000])]
-    assert io.receive_payloads(pair[1], [payloads[1][50_000:]], tail, WAIT_S) == (0, [])
-    assert io.receive_payloads(pair[1], [], tail, WAIT_S) == (0, [])
+    assert io.receive_payloads(pair[1], [payloads[1][50_000:]], tail, NO_ROOM, WAIT_S) == (0, [])
+    assert io.receive_payloads(pair[1], [], tail, NO_ROOM, WAIT_S) == (0, [])
     sender.join()
 
 
@@ -249,7 +285,7 @@ def test_a_peer_that_resets(io: LaneIo) -> None:
         one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         one.close()
         with pytest.raises(ConnectionResetError):
-            io.receive_payloads(other, [], *views(HEADER_BYTES), 1.0)
+            io.receive_payloads(other, [], *views(HEADER_BYTES), NO_ROOM, 1.0)
         with pytest.raises(BrokenPipeError):
             io.send_batch(other, [segment(0, bytes(1000))])
 
@@ -257,7 +293,7 @@ def test_a_peer_that_resets(io: LaneIo) -> None:
 def test_a_closed_socket(io: LaneIo, pair: tuple[socket.socket, socket.socket]) -> None:
     pair[1].close()
     with pytest.raises(OSError, match="descriptor") as caught:
-        io.receive_payloads(pair[1], [], *views(HEADER_BYTES), WAIT_S)
+        io.receive_payloads(pair[1], [], *views(HEADER_BYTES), NO_ROOM, WAIT_S)
     assert caught.value.errno == errno.EBADF
     with pytest.raises(OSError, match="descriptor"):
         io.send_batch(pair[1], [segment(0, b"x")])
@@ -315,7 +351,7 @@ def test_a_signal_handler_that_raises_ends_a_receive(
 
     def receive() -> None:
         interrupt(raises=True)
-        io.receive_payloads(pair[1], payloads, tail, 5.0)
+        io.receive_payloads(pair[1], payloads, tail, NO_ROOM, 5.0)
 
     with pytest.raises(Interrupted):
         receive()
@@ -384,20 +420,22 @@ def test_wrong_arguments_of_the_extension(lanes: ModuleType) -> None:
             with pytest.raises(ValueError, match="burst"):
                 lanes.send(fd, [], max_burst, burst_bytes)
         with pytest.raises(BufferError):
-            lanes.receive(fd, [memoryview(good), memoryview(b"read-only")], tail, WAIT_S)
+            lanes.receive(fd, [memoryview(good), memoryview(b"read-only")], tail, NO_ROOM, WAIT_S)
         with pytest.raises(BufferError):
-            lanes.receive(fd, [memoryview(good), strided], tail, WAIT_S)
+            lanes.receive(fd, [memoryview(good), strided], tail, NO_ROOM, WAIT_S)
         with pytest.raises(BufferError):
-            lanes.receive(fd, [memoryview(good)], b"read-only", WAIT_S)
+            lanes.receive(fd, [memoryview(good)], b"read-only", NO_ROOM, WAIT_S)
+        with pytest.raises(BufferError):
+            lanes.receive(fd, [memoryview(good)], tail, b"read-only", WAIT_S)
         with pytest.raises(TypeError):
-            lanes.receive(fd, [memoryview(good), 5], tail, WAIT_S)
+            lanes.receive(fd, [memoryview(good), 5], tail, NO_ROOM, WAIT_S)
         with pytest.raises(TypeError):
-            lanes.receive(fd, memoryview(good), tail, WAIT_S)
+            lanes.receive(fd, memoryview(good), tail, NO_ROOM, WAIT_S)
         for wait_s in (-1.0, float("nan"), 1e9):
             with pytest.raises(ValueError, match="wait_s"):
-                lanes.receive(fd, [], tail, wait_s)
+                lanes.receive(fd, [], tail, NO_ROOM, wait_s)
         with pytest.raises(BlockingIOError):
-            lanes.receive(other.fileno(), [], tail, 0.0)
+            lanes.receive(other.fileno(), [], tail, NO_ROOM, 0.0)
         good.append(1)  # a bytearray that is exported cannot grow
 
 
@@ -416,13 +454,13 @@ def test_nothing_leaks(lanes: ModuleType) -> None:
     def rounds(count: int) -> None:
         for _ in range(count):
             io.send_batch(one, batch)
-            assert io.receive_payloads(other, targets, tail, WAIT_S)[0] == size
+            assert io.receive_payloads(other, targets, tail, NO_ROOM, WAIT_S)[0] == size
             with pytest.raises(TypeError):
                 io.send_batch(one, wrong)
             with pytest.raises(BlockingIOError):
-                io.receive_payloads(other, [], tail, 0.0)
+                io.receive_payloads(other, [], tail, NO_ROOM, 0.0)
             with pytest.raises(BufferError):
-                lanes.receive(other.fileno(), [*targets, memoryview(b"read-only")], tail, 0.0)
+                lanes.receive(other.fileno(), [*targets, memoryview(b"read-only")], tail, NO_ROOM, 0.0)
 
     with closing(one), closing(other):
         rounds(500)
