@@ -280,9 +280,15 @@ class ThreadPump(Pump):
     def _receive_loop(self, connection: _Connection) -> None:
         sock, reader = connection.sock, connection.reader
         stats = self.owner.core.lane_stats[connection.index]
+        nothing = memoryview(bytearray())
         while not connection.stopping:
-            *payloads, tail = reader.buffers()
-            more = reader.header_room()
+            payloads: list[memoryview] = []
+            ahead = reader.idle
+            if ahead:
+                tail, more = reader.ahead(), nothing
+            else:
+                *payloads, tail = reader.buffers()
+                more = reader.header_room()
             try:
                 count, sums = lane_io.IN_USE.receive_payloads(sock, payloads, tail, more, self._wait_s)
             except BlockingIOError:
@@ -290,46 +296,51 @@ class ThreadPump(Pump):
             if count == 0:
                 raise ConnectionLostError(f"{connection.lane.peer} closed the connection")
             stats.received_bytes += count
-            self._handle(connection, reader.received(count), payloads, sums)
+            frames = reader.received_ahead(count) if ahead else reader.received(count)
+            self._handle(connection, frames, _sums(frames, payloads, sums))
 
-    def _handle(
-        self,
-        connection: _Connection,
-        frames: Sequence[Frame],
-        views: Sequence[memoryview],
-        view_sums: Sequence[int],
-    ) -> None:
-        """Frames in order, with the lock taken once for a whole burst. They begin with those that `views` filled."""
+    def _handle(self, connection: _Connection, frames: Sequence[Frame], sums: Sequence[int]) -> None:
+        """Frames in order with their checksums, and those read ahead with them; the lock is taken once for all."""
         owner, reader = self.owner, connection.reader
-        sums = _sums(frames, views, view_sums)
-        arrived: list[tuple[SegmentHeader, int]] = []
         whole = control = 0
         with owner.lock:
             self._handling = True
             try:
-                for frame, payload_sum in zip(frames, sums, strict=True):
-                    if isinstance(frame, SegmentFrame):
-                        whole += 1
-                        if frame.payload is not None:
-                            arrived.append((frame.header, payload_sum))
-                    elif isinstance(frame, SegmentStart):
-                        self._take_in(arrived)
-                        for done in reader.deliver_to(self._place(connection, frame.header)):
-                            whole += 1
-                            if done.payload is not None:
-                                arrived.append((done.header, checksum(b"")))
-                    else:
-                        self._take_in(arrived)
-                        handle_control(owner, frame.payload)
-                        whole += 1
-                        control += 1
-                self._take_in(arrived)
+                if not frames:
+                    owner.core.heard(owner.clock(), reader.segment)
+                while frames:
+                    more_whole, more_control = self._act_on(connection, frames, sums)
+                    whole += more_whole
+                    control += more_control
+                    frames = reader.received_ahead()
+                    sums = _sums(frames, (), ())
             finally:
                 self._handling = False
-            if not frames:
-                owner.core.heard(owner.clock(), reader.segment)
             owner.core.frames_received(connection.index, whole, control)
             owner.post(())  # there may be something to send
+
+    def _act_on(self, connection: _Connection, frames: Sequence[Frame], sums: Sequence[int]) -> tuple[int, int]:
+        """Returns how many whole frames, and control frames among them, these were. Called with the lock."""
+        arrived: list[tuple[SegmentHeader, int]] = []
+        whole = control = 0
+        for frame, payload_sum in zip(frames, sums, strict=True):
+            if isinstance(frame, SegmentFrame):
+                whole += 1
+                if frame.payload is not None:
+                    arrived.append((frame.header, payload_sum))
+            elif isinstance(frame, SegmentStart):
+                self._take_in(arrived)
+                for done in connection.reader.deliver_to(self._place(connection, frame.header)):
+                    whole += 1
+                    if done.payload is not None:
+                        arrived.append((done.header, checksum(b"")))
+            else:
+                self._take_in(arrived)
+                handle_control(self.owner, frame.payload)
+                whole += 1
+                control += 1
+        self._take_in(arrived)
+        return whole, control
 
     def _take_in(self, arrived: list[tuple[SegmentHeader, int]]) -> None:
         """Segments that lie in their places, with their checksums; with the lock. Empties the list."""

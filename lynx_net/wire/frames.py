@@ -22,7 +22,7 @@ Rules of the parser:
 2. Nothing is allocated for a segment here: the caller is asked where its payload goes, or that it be dropped.
 3. A control payload is at most `MAX_CONTROL_BYTES`; it is checked against its checksum before it is decoded.
 4. What a reader allocates never exceeds its bound: the headers of one burst, one control payload twice, one buffer of
-   64 KiB into which dropped payloads are read.
+   64 KiB into which dropped payloads are read, one of 32 KiB for reading ahead.
 5. Segments may come in bursts: all their headers, counting down how many follow, then all their payloads. A reader
    then knows the places of many payloads and takes them with one system call.
 """
@@ -77,6 +77,8 @@ _SUM = struct.Struct("<Q")
 _KIND = struct.Struct("<BBH")
 _SUMMED_HEADER = struct.Struct("<BBHIQIIIIQQ")
 _DISCARD_BYTES = 1 << 16
+_AHEAD_BYTES = 1 << 15
+"""A few small transfers; of a large payload this much is copied once more."""
 
 assert _HEADER.size + _SUM.size == HEADER_BYTES
 
@@ -185,11 +187,16 @@ class FrameReader:
         self._control_sum = 0
         self._error: RemoteProtocolError | None = None
         self._scratch: memoryview | None = None
+        self._ahead: memoryview | None = None
+        self._ahead_at = self._ahead_end = 0
+        """What of it has not been looked at."""
 
     @property
     def idle(self) -> bool:
         """True between two frames: the only place where a connection may end cleanly."""
-        return not (self._headers_filled or self._started or self._undecided or self._incoming)
+        if self._headers_filled or self._started or self._undecided or self._incoming:
+            return False
+        return self._ahead_at == self._ahead_end
 
     @property
     def segment(self) -> SegmentHeader | None:
@@ -204,6 +211,8 @@ class FrameReader:
     def buffers(self) -> list[memoryview]:
         """Views to be filled next, in order: what is missing of the payloads and, behind them, the next header."""
         self._check_usable()
+        if self._ahead_at < self._ahead_end:
+            raise LocalProtocolError("what was read ahead has not been looked at")
         views: list[memoryview] = []
         for incoming in self._incoming:
             missing = incoming.length - incoming.filled
@@ -227,6 +236,58 @@ class FrameReader:
         count as received. Empty where the last view is not such a header.
         """
         return self._headers[HEADER_BYTES:] if not self._following else self._headers[:0]
+
+    def ahead(self) -> memoryview:
+        """A buffer for whatever comes next, many small frames at once, instead of `buffers()`; between two frames only.
+
+        Report what came with `received_ahead()`.
+        """
+        self._check_usable()
+        if not self.idle:
+            raise LocalProtocolError("reading ahead begins between two frames")
+        if self._ahead is None:
+            self._ahead = memoryview(bytearray(_AHEAD_BYTES))
+        self._room_bytes = 0
+        return self._ahead
+
+    def received_ahead(self, count: int = 0) -> list[Frame]:
+        """The frames that `count` bytes written into `ahead()` completed, up to the next `SegmentStart`.
+
+        When that has been answered, call it again without bytes until nothing is returned. The payloads of segments are
+        copied to their places. Raises as `received` does.
+        """
+        if self._undecided:
+            return []
+        self._check_usable()
+        if count:
+            if not self.idle or self._ahead is None or not 0 < count <= len(self._ahead):
+                raise LocalProtocolError(f"{count} bytes reported that were not read ahead")
+            self._ahead_at, self._ahead_end = 0, count
+        frames: list[Frame] = []
+        try:
+            while self._ahead_at < self._ahead_end and not self._undecided:
+                self._look_ahead(frames)
+        except RemoteProtocolError as error:
+            self._error = error
+            if not frames:
+                raise
+        return frames
+
+    def _look_ahead(self, frames: list[Frame]) -> None:
+        """Put the next bytes read ahead where `buffers()` would have them."""
+        assert self._ahead is not None
+        at, left = self._ahead_at, self._ahead_end - self._ahead_at
+        if self._incoming:
+            first = self._incoming[0]
+            count = min(left, first.length - first.filled)
+            if first.view is not None:
+                first.view[first.filled : first.filled + count] = self._ahead[at : at + count]
+        else:
+            filled = self._headers_filled
+            count = min(left, HEADER_BYTES * (self._following or 1) - filled)
+            self._headers[filled : filled + count] = self._ahead[at : at + count]
+        self._ahead_at += count
+        self._parse(count, frames)
 
     def deliver_to(self, view: memoryview | None) -> list[SegmentFrame]:
         """Say where the payload of the next segment that started goes; `None` drops it.
