@@ -364,7 +364,7 @@ class Link:
                     self._events.append(event)
             if self.core.scheduler.has_work():
                 self._pump.wake()
-            if not self._events or self._draining:
+            if not self._events or self._draining or self._pump.handling:
                 return
             self._draining = True
         if threading.get_ident() == self._loop_thread:

@@ -54,6 +54,9 @@ class Pump(ABC):
     driver: str
     """What moves the bytes, for people."""
 
+    handling = False
+    """Frames are being acted on, with the lock, and `post` will be called when that is done."""
+
     def __init__(self, owner: PumpOwner) -> None:
         self.owner = owner
 

@@ -21,10 +21,11 @@ class Readiness:
     when its transfer fails later.
     """
 
-    __slots__ = ("_error", "_event", "at_s")
+    __slots__ = ("_error", "_event", "_settled", "at_s")
 
     def __init__(self) -> None:
-        self._event = asyncio.Event()
+        self._event: asyncio.Event | None = None  # made when somebody waits: a transfer has many that nobody asks for
+        self._settled = False
         self._error: LynxError | None = None
         self.at_s: float | None = None
         """`time.monotonic` of the moment it became ready."""
@@ -33,26 +34,34 @@ class Readiness:
         """True once ready; raises the typed error if it failed."""
         if self._error is not None:
             raise self._error
-        return self._event.is_set()
+        return self._settled
 
     def __await__(self) -> Generator[object, None, None]:
-        if not self._event.is_set():
-            yield from self._event.wait().__await__()
+        if not self._settled:
+            yield from self.settled().__await__()
         if self._error is not None:
             raise self._error
 
     async def settled(self) -> None:
         """Wait until it is ready or has failed, and say nothing about which."""
-        await self._event.wait()
+        if not self._settled:
+            if self._event is None:
+                self._event = asyncio.Event()
+            await self._event.wait()
 
     def set(self, at_s: float) -> None:
         """It is ready; only the first call of `set` and `fail` counts."""
-        if not self._event.is_set():
+        if not self._settled:
             self.at_s = at_s
-            self._event.set()
+            self._settle()
 
     def fail(self, error: LynxError) -> None:
         """It will never be ready; only the first call of `set` and `fail` counts."""
-        if not self._event.is_set():
+        if not self._settled:
             self._error = error
+            self._settle()
+
+    def _settle(self) -> None:
+        self._settled = True
+        if self._event is not None:
             self._event.set()

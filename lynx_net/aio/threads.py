@@ -86,7 +86,6 @@ class ThreadPump(Pump):
         self._connections: dict[int, _Connection] = {}
         self._offers = threading.Condition(owner.lock)
         self._waiting_for_offer = 0
-        self._handling = False
         self._stopping = False
         self._idle = asyncio.Event()
         self._flushing = False
@@ -122,7 +121,7 @@ class ThreadPump(Pump):
     def wake(self) -> None:
         if self._waiting_for_offer:
             self._offers.notify_all()
-        if self._handling:
+        if self.handling:
             return  # once, when all that came together has been handled
         first = self._connections.get(0)
         if first is not None and first.sleeping and not first.rest:
@@ -304,7 +303,7 @@ class ThreadPump(Pump):
         owner, reader = self.owner, connection.reader
         whole = control = 0
         with owner.lock:
-            self._handling = True
+            self.handling = True
             try:
                 if not frames:
                     owner.core.heard(owner.clock(), reader.segment)
@@ -315,7 +314,7 @@ class ThreadPump(Pump):
                     frames = reader.received_ahead()
                     sums = _sums(frames, (), ())
             finally:
-                self._handling = False
+                self.handling = False
             owner.core.frames_received(connection.index, whole, control)
             owner.post(())  # there may be something to send
 
@@ -359,14 +358,14 @@ class ThreadPump(Pump):
                 if connection.stopping:
                     return None
                 self._waiting_for_offer += 1
-                self._handling = False
+                self.handling = False
                 owner.post(())
                 try:
                     if not self._offers.wait(offer_wait_s(owner)):
                         raise never_offered(header) from None
                 finally:
                     self._waiting_for_offer -= 1
-                    self._handling = True
+                    self.handling = True
 
 
 def _parts(lane: Lane, batch: list[SendBytes]) -> list[list[SendBytes]]:

@@ -38,12 +38,16 @@ class SendWindow:
 
 
 class ReceiveWindow:
-    """What we granted the peer. Three integers: `limit` granted, `received`, and `held`, arrived but not consumed."""
+    """What we granted the peer. Three integers: `limit` granted, `received`, and `held`, arrived but not consumed.
 
-    __slots__ = ("held", "limit", "received", "window")
+    `most` is what the stream can have at all: who was granted that needs to hear no more.
+    """
 
-    def __init__(self, window: int, limit: int = 0) -> None:
+    __slots__ = ("held", "limit", "most", "received", "window")
+
+    def __init__(self, window: int, limit: int = 0, most: int | None = None) -> None:
         self.window = window
+        self.most = most
         self.limit = limit
         self.received = 0
         self.held = 0
@@ -75,7 +79,9 @@ class ReceiveWindow:
 
     @property
     def grant_due(self) -> bool:
-        """Whether the peer has less than half a window left."""
+        """Whether the peer has less than half a window left, and may need more."""
+        if self.most is not None and self.limit >= self.most:
+            return False
         return self.received + self.window - self.held - self.limit >= max(self.window // 2, 1)
 
     def next_limit(self) -> int | None:

@@ -11,17 +11,12 @@ Rules:
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
-from typing import TYPE_CHECKING
 
 from lynx_net.errors import RemoteProtocolError
 from lynx_net.wire.frames import pack_control
 from lynx_net.wire.messages import Ping, encode_message
 from lynx_net.wire.scheduler import SendBytes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 __all__ = ["CONFIRM_EVERY_FRAMES", "LaneRecord"]
 
@@ -91,9 +86,5 @@ class LaneRecord:
     def forget(self, transfer: int) -> None:
         """Rule 3; afterwards no buffer of the transfer is held here."""
         for frames in (self._log, self.resend):
-            for index in list(_positions(frames, transfer)):
+            for index in [index for index, frame in enumerate(frames) if frame.transfer == transfer]:
                 frames[index] = _INSTEAD
-
-
-def _positions(frames: deque[SendBytes], transfer: int) -> Iterator[int]:
-    return itertools.compress(itertools.count(), (frame.transfer == transfer for frame in frames))

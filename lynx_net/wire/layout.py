@@ -67,10 +67,10 @@ class CacheLayout:
     fine: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name not in ("dtype", "fine") and (type(value) is not int or value < 0):
-                raise LocalProtocolError(f"layout: {field.name} must be a non-negative integer, not {value!r}")
+        for name in _FIELDS:
+            value = getattr(self, name)
+            if name not in ("dtype", "fine") and (type(value) is not int or value < 0):
+                raise LocalProtocolError(f"layout: {name} must be a non-negative integer, not {value!r}")
         if self.dtype not in _DTYPES:
             raise LocalProtocolError(f"layout: dtype must be one of {', '.join(_DTYPES)}, not {self.dtype!r}")
         if not 1 <= self.page_tokens <= 0xFFFF:
@@ -110,12 +110,14 @@ class CacheLayout:
     @property
     def kinds(self) -> tuple[Kind, ...]:
         """The arrays a layer has, in the order in which their pages are numbered."""
-        return tuple(kind for kind in KINDS if self.size_of(kind))
+        if self.key_size:
+            return KINDS if self.value_size else KINDS[:1]
+        return KINDS[1:] if self.value_size else ()
 
     @property
     def page_count(self) -> int:
         """Pages of the whole cache."""
-        return self.layers * len(self.kinds) * self.pages_per_array
+        return self.layers * ((self.key_size > 0) + (self.value_size > 0)) * -(-self.tokens // self.page_tokens)
 
     @property
     def values(self) -> int:
@@ -177,17 +179,19 @@ class CacheLayout:
 
     def to_wire(self) -> dict[str, Any]:
         """The layout as a map for a control message."""
-        data: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        data: dict[str, Any] = {name: getattr(self, name) for name in _FIELDS}
         data["fine"] = struct.pack(f"<{len(self.fine)}H", *self.fine)
         return data
 
     @classmethod
     def from_wire(cls, data: object) -> CacheLayout:
         """Build a layout from a peer's map; raises LocalProtocolError where it is not one."""
-        names = {field.name for field in fields(cls)}
-        if not isinstance(data, dict) or set(data) != names:
+        if not isinstance(data, dict) or data.keys() != set(_FIELDS):
             raise LocalProtocolError("layout: the fields differ from those of this version")
         fine = data["fine"]
         if not isinstance(fine, bytes) or len(fine) % 2:
             raise LocalProtocolError("layout: fine must be bytes, two for each page of an array")
         return cls(**{**data, "fine": struct.unpack(f"<{len(fine) // 2}H", fine)})
+
+
+_FIELDS = tuple(field.name for field in fields(CacheLayout))

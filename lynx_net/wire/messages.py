@@ -220,6 +220,7 @@ _FIELD_TYPES: dict[str, tuple[type, ...]] = {
     "int | None": (int, type(None)),
     "dict[str, Any]": (dict,),
 }
+_PLAIN = frozenset((int, str, bytes, float, bool, type(None)))
 _EXTENSIONS = msgpack.ExtType | msgpack.Timestamp
 _SCHEMAS: dict[str, dict[str, tuple[type, ...]]] = {
     tag: {field.name: _FIELD_TYPES[str(field.type)] for field in fields(kind)} for tag, kind in MESSAGE_TYPES.items()
@@ -293,9 +294,13 @@ def _check_nested(data: object) -> None:
     for _ in range(MAX_DEPTH):
         following: list[object] = []
         for container in level:
+            kind = type(container)
+            if kind in _PLAIN:
+                continue
             if isinstance(container, dict):
-                if not all(isinstance(key, str) for key in container):
-                    raise ValueError("the keys of a map must be strings")
+                for key in container:
+                    if not isinstance(key, str):
+                        raise ValueError("the keys of a map must be strings")
                 following += container.values()
             elif isinstance(container, _EXTENSIONS):
                 raise ValueError("extension types are not allowed")
