@@ -20,7 +20,7 @@ import time
 import tracemalloc
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgpack
 
@@ -36,12 +36,17 @@ from lynx_net.wire.frames import (
     SegmentHeader,
     SegmentStart,
     checksum,
+    headers_following,
 )
+from lynx_net.wire.frames import Frame as Parsed
 from lynx_net.wire.grants import CreditBook, Grant
 from lynx_net.wire.layout import CacheLayout
 from lynx_net.wire.messages import decode_message
 from lynx_net.wire.receiving import PageArrived
 from lynx_net.wire.scheduler import SendBytes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 HERE = Path(__file__).parent
 SIZES = (4097, 0, 4096, 10_000, 1, 9000, 4095, 8192)
@@ -254,32 +259,42 @@ class Target:
         while at < len(stream):
             portion = stream[at : at + self.rng.choice((1, 47, 48, 500, 5000, 100_000))]
             while portion:
-                filled = 0
-                for view in self.reader.buffers():
-                    part = portion[filled : filled + view.nbytes]
-                    view[: len(part)] = part
-                    filled += len(part)
+                ahead = self.reader.idle and self.rng.random() < 0.3
+                views = [self.reader.ahead()] if ahead else self.reader.buffers()
+                filled = put(portion, views)
+                if not ahead and filled == sum(map(len, views)) and len(views[-1]) == HEADER_BYTES:
+                    room = self.reader.header_room()[: HEADER_BYTES * headers_following(views[-1])]
+                    filled += put(portion[filled:], [room])
                 at += filled
                 portion = portion[filled:]
                 self.core.heard(self.now, self.reader.segment)
-                for frame in self.reader.received(filled):
-                    match frame:
-                        case ControlFrame(payload):
-                            self.handle(self.core.message(decode_message(payload), self.now))
-                            self.core.frames_received(0, 1)
-                        case SegmentStart(header):
-                            try:
-                                place = self.core.place(header, self.now)
-                            except SegmentAwaitsOffer:
-                                return "waits for an offer"
-                            self.check_memory()
-                            for done in self.reader.deliver_to(place):
-                                self.arrive(done.header, done.payload)
-                        case SegmentFrame(header, payload):
-                            self.arrive(header, payload)
-                            self.core.frames_received(0, 1)
+                frames = self.reader.received_ahead(filled) if ahead else self.reader.received(filled)
+                while frames:
+                    if not self.act_on(frames):
+                        return "waits for an offer"
+                    frames = self.reader.received_ahead()
             self.act()
         return "read" if self.reader.idle else "truncated"
+
+    def act_on(self, frames: Sequence[Parsed]) -> bool:
+        """False where the offer of a segment has not come."""
+        for frame in frames:
+            match frame:
+                case ControlFrame(payload):
+                    self.handle(self.core.message(decode_message(payload), self.now))
+                    self.core.frames_received(0, 1)
+                case SegmentStart(header):
+                    try:
+                        place = self.core.place(header, self.now)
+                    except SegmentAwaitsOffer:
+                        return False
+                    self.check_memory()
+                    for done in self.reader.deliver_to(place):
+                        self.arrive(done.header, done.payload)
+                case SegmentFrame(header, payload):
+                    self.arrive(header, payload)
+                    self.core.frames_received(0, 1)
+        return True
 
     def arrive(self, header: SegmentHeader, payload: memoryview | None) -> None:
         """A segment is in its place, or was dropped."""
@@ -337,6 +352,16 @@ class Target:
             raise InvariantBroken("more is held than was reserved")
         if self.book.reserved_bytes > CONFIG.memory_bytes or self.book.early_reserved_bytes > EARLY_BYTES:
             raise InvariantBroken("more is reserved than the settings allow")
+
+
+def put(data: bytes, views: Sequence[memoryview]) -> int:
+    """Fill the views in order; returns how many bytes there were."""
+    filled = 0
+    for view in views:
+        part = data[filled : filled + view.nbytes]
+        view[: len(part)] = part
+        filled += len(part)
+    return filled
 
 
 def sizes_of(page: int, streams: int) -> list[frozenset[int]]:

@@ -302,7 +302,7 @@ class Link:
                 self._drain()  # why it has ended may not have been handled yet
                 transfer.delivered.done()
             self.core.submit(transfer.id, page, stream, data, self.clock())
-            if self.core.queued_bytes(transfer.id, 0) >= self.core.config.send_queue_bytes:
+            if self.core.queued_bytes(transfer.id, 0) >= self.core.send_queue_bytes:
                 self._waiting_for_room.add(transfer.id)
                 transfer.has_room(False)
             self._wake_soon()
@@ -327,7 +327,8 @@ class Link:
     def decoded(self, transfer: IncomingTransfer, pages: Sequence[int], stream: int) -> None:
         """Pages of an incoming transfer are in place with streams 0 to `stream`."""
         with self.lock:
-            self.post(self.core.decoded(transfer.id, pages, stream))
+            if events := self.core.decoded(transfer.id, pages, stream):
+                self.post(events)
 
     def abort(self, transfer: int, code: int, reason: str, error: LynxError | None = None) -> None:
         """Give up a transfer of either direction. For any thread; in the event loop its waiters know on return."""
@@ -383,7 +384,7 @@ class Link:
         if transfer not in self._waiting_for_room:
             return
         # Half empty, so that a fast writer is woken once for many segments.
-        if self.core.queued_bytes(transfer, 0) <= self.core.config.send_queue_bytes // 2:
+        if self.core.queued_bytes(transfer, 0) <= self.core.send_queue_bytes // 2:
             self._waiting_for_room.discard(transfer)
             self.loop.call_soon_threadsafe(outgoing.has_room, True)
 

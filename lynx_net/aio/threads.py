@@ -49,9 +49,9 @@ _SMALL_BYTES = 128 * 1024
 """What is sent by the thread that made it, if nothing is being sent."""
 _MAX_BATCH = 256
 """Frames that are sent together."""
-_BATCH_S = 0.001
+_BATCH_S = 0.004
 _MOST_BATCH_BYTES = 4 * 1024 * 1024
-"""A lane takes together what it sent in the last millisecond, up to this: every visit to the core costs all lanes."""
+"""A lane takes together what it sends in so long, up to this: every visit to the core costs all lanes."""
 
 
 class _Connection:
@@ -282,7 +282,7 @@ class ThreadPump(Pump):
         nothing = memoryview(bytearray())
         while not connection.stopping:
             payloads: list[memoryview] = []
-            ahead = reader.idle
+            ahead = reader.small
             if ahead:
                 tail, more = reader.ahead(), nothing
             else:
@@ -311,6 +311,8 @@ class ThreadPump(Pump):
                     more_whole, more_control = self._act_on(connection, frames, sums)
                     whole += more_whole
                     control += more_control
+                    if reader.idle:
+                        break
                     frames = reader.received_ahead()
                     sums = _sums(frames, (), ())
             finally:
@@ -328,25 +330,27 @@ class ThreadPump(Pump):
                 if frame.payload is not None:
                     arrived.append((frame.header, payload_sum))
             elif isinstance(frame, SegmentStart):
-                self._take_in(arrived)
+                if arrived:
+                    self._take_in(arrived)
                 for done in connection.reader.deliver_to(self._place(connection, frame.header)):
                     whole += 1
                     if done.payload is not None:
                         arrived.append((done.header, checksum(b"")))
             else:
-                self._take_in(arrived)
+                if arrived:
+                    self._take_in(arrived)
                 handle_control(self.owner, frame.payload)
                 whole += 1
                 control += 1
-        self._take_in(arrived)
+        if arrived:
+            self._take_in(arrived)
         return whole, control
 
     def _take_in(self, arrived: list[tuple[SegmentHeader, int]]) -> None:
         """Segments that lie in their places, with their checksums; with the lock. Empties the list."""
-        if arrived:
-            if events := self.owner.core.segments(arrived, self.owner.clock()):
-                self.owner.post(events)
-            arrived.clear()
+        if events := self.owner.core.segments(arrived, self.owner.clock()):
+            self.owner.post(events)
+        arrived.clear()
 
     def _place(self, connection: _Connection, header: SegmentHeader) -> memoryview | None:
         """Called with the lock, which is free while this waits."""

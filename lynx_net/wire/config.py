@@ -28,7 +28,7 @@ class LinkConfig:
             before it is aborted (its link lives on).
         segment_bytes: the largest payload of one segment.
         initial_credit_bytes: what a peer may send of stream 0 with its offer, before it is accepted.
-        anchor_window_bytes: granted ahead on stream 0 of a transfer.
+        anchor_window_bytes: granted ahead on stream 0 of a transfer, for every two lanes.
         residual_window_bytes: granted ahead on each later stream; small, since it cannot be recalled.
         early_residual_bytes: granted ahead on a later stream while bytes of an earlier one of the same transfer are
             owed: an anchor that another peer begins meanwhile finds this much ahead of itself. It is raised to two
@@ -37,7 +37,7 @@ class LinkConfig:
         max_pending_offers: incoming transfers of a link that may be open at once, those waiting for memory included;
             more are aborted.
         max_pending_requests: requests of a peer that may be unanswered; more are refused.
-        send_queue_bytes: `write` waits while a transfer has more than this queued in stream 0.
+        send_queue_bytes: `write` waits while a transfer has more than this queued in stream 0, for every two lanes.
     """
 
     deadline_s: float = 5.0

@@ -144,6 +144,9 @@ class LinkCore:
         self.resent_frames = 0
         """Frames sent again because a connection was lost."""
         self._lanes = [LaneRecord() for _ in range(lanes)]
+        many = max(lanes // 2, 1)
+        self.send_queue_bytes = config.send_queue_bytes * many
+        self._anchor_window_bytes = config.anchor_window_bytes * many
         self.lane_stats = [LaneStats() for _ in range(lanes)]
         self._peer_initial_credit = peer_initial_credit
         shorter_s = min(peer_deadline_s, config.deadline_s)
@@ -274,9 +277,9 @@ class LinkCore:
         return not self._lanes[0].resend and self.scheduler.next_is_small(most_bytes)
 
     def batch_bytes(self, lane: int, most_bytes: int) -> int:
-        """How many bytes a lane may take together: a segment's, or up to `most_bytes` where nothing urgent waits for it.
+        """How many bytes a lane may take together: a segment's, or up to `most_bytes` where that delays nothing urgent.
 
-        That is not so on lane 0, nor on a paced link, nor of more than the lane's share of what can be sent.
+        It would on lane 0 and on a paced link. Nor is it ever more than the lane's share of what can be sent.
         """
         if not lane or most_bytes <= self.segment_bytes or self.scheduler.pacer is not None:
             return self.segment_bytes
@@ -364,7 +367,7 @@ class LinkCore:
         if offer.transfer not in self._pending:
             return []
         config = self.config
-        windows = [config.anchor_window_bytes] + [config.residual_window_bytes] * (offer.streams - 1)
+        windows = [self._anchor_window_bytes] + [config.residual_window_bytes] * (offer.streams - 1)
         state = ReceiveState(
             offer.transfer,
             layout,

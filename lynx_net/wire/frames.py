@@ -78,7 +78,8 @@ _KIND = struct.Struct("<BBH")
 _SUMMED_HEADER = struct.Struct("<BBHIQIIIIQQ")
 _DISCARD_BYTES = 1 << 16
 _AHEAD_BYTES = 1 << 15
-"""A few small transfers; of a large payload this much is copied once more."""
+"""A few small transfers; of a large payload this much is copied once more, and its checksum takes another pass."""
+_SMALL_BYTES = _AHEAD_BYTES // 2
 
 assert _HEADER.size + _SUM.size == HEADER_BYTES
 
@@ -176,6 +177,7 @@ class FrameReader:
     def __init__(self, max_control_bytes: int = MAX_CONTROL_BYTES) -> None:
         self._max_control_bytes = min(max_control_bytes, MAX_CONTROL_BYTES)
         self._headers = memoryview(bytearray(HEADER_BYTES * MAX_BURST))
+        self._room, self._no_room = self._headers[HEADER_BYTES:], self._headers[:0]
         self._headers_filled = 0
         self._following = 0
         """Segment headers of this burst that have not come yet."""
@@ -188,6 +190,8 @@ class FrameReader:
         self._error: RemoteProtocolError | None = None
         self._scratch: memoryview | None = None
         self._ahead: memoryview | None = None
+        self._latest_bytes = 0
+        """Payload of the segment whose header came last."""
         self._ahead_at = self._ahead_end = 0
         """What of it has not been looked at."""
 
@@ -197,6 +201,11 @@ class FrameReader:
         if self._headers_filled or self._started or self._undecided or self._incoming:
             return False
         return self._ahead_at == self._ahead_end
+
+    @property
+    def small(self) -> bool:
+        """True between two frames where the last segment was a small one: reading ahead may save more than it costs."""
+        return self.idle and self._latest_bytes <= _SMALL_BYTES
 
     @property
     def segment(self) -> SegmentHeader | None:
@@ -235,7 +244,7 @@ class FrameReader:
         If that is the first header of a burst, those that it says follow may be put here as far as they have come; they
         count as received. Empty where the last view is not such a header.
         """
-        return self._headers[HEADER_BYTES:] if not self._following else self._headers[:0]
+        return self._no_room if self._following else self._room
 
     def ahead(self) -> memoryview:
         """A buffer for whatever comes next, many small frames at once, instead of `buffers()`; between two frames only.
@@ -412,6 +421,7 @@ class FrameReader:
             raise RemoteProtocolError(f"a burst of segments miscounts: {following} are said to follow")
         self._started.append(SegmentHeader(transfer, page, stream, offset, length, stream_bytes, payload_sum))
         self._following = following
+        self._latest_bytes = length
         if not following:
             frames += map(SegmentStart, self._started)
             self._undecided.extend(self._started)

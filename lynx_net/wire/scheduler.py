@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 __all__ = ["BURST_BYTES", "NothingToSend", "Scheduler", "SendBytes", "SendQueue", "WaitUntil", "seal"]
 
 
-BURST_BYTES = 2 << 20
+BURST_BYTES = 4 << 20
 """A burst ends with the segment that reaches this much: payloads are sent while they are in the cache."""
 
 MAX_STREAM_BYTES = (1 << 32) - 1

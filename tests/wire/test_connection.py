@@ -116,6 +116,38 @@ def test_offer_is_pending_until_taken() -> None:
     ]
 
 
+def test_nothing_is_granted_beyond_what_a_transfer_can_need() -> None:
+    """The initial credit covers it all, so that accepting it is all there is to say."""
+    side = make_side(initial_credit_bytes=1 << 20)
+    hear(side, an_offer(2, streams=1))
+    side.take()
+    assert said(side) == [Accept(2)]
+
+
+def test_a_lane_takes_its_share_of_what_can_be_sent_together() -> None:
+    side = make_side(segment_bytes=4096)
+    core = side.core
+    assert [core.batch_bytes(lane, 1 << 20) for lane in (0, 1)] == [4096, 4096]
+    transfer = core.offer(
+        request_id="r",
+        layout=LAYOUT,
+        codec="none",
+        codec_params={},
+        streams=2,
+        meta={},
+        first_token=None,
+        now=0.0,
+    )
+    core.scheduler.grant(transfer, 0, 100_000)
+    core.submit(transfer, 0, 0, memoryview(bytes(60_000)), 0.0)
+    core.submit(transfer, 0, 1, memoryview(bytes(60_000)), 0.0)  # no credit
+    assert [core.batch_bytes(lane, 1 << 20) for lane in (0, 1)] == [4096, 30_000]
+    assert core.batch_bytes(1, 20_000) == 20_000
+    assert core.batch_bytes(1, 0) == 4096
+    core.set_rate(1e9, 0.0)
+    assert core.batch_bytes(1, 1 << 20) == 4096
+
+
 @pytest.mark.parametrize(("initiator", "good", "bad"), [(True, [2, 4, 100], [1, 0, 100]), (False, [1, 3, 99], [2, 99])])
 def test_offer_ids_have_the_peers_parity_and_grow(initiator: bool, good: list[int], bad: list[int]) -> None:
     side = make_side(initiator=initiator)

@@ -35,6 +35,16 @@ def test_sender_and_receiver_agree_and_never_exceed_the_window(window: int, step
             assert send.available > window // 2 or send.available >= window - window // 2
 
 
+def test_who_was_granted_all_it_can_need_hears_no_more() -> None:
+    window = ReceiveWindow(100, most=150)
+    assert window.next_limit() == 100
+    window.receive(60)
+    assert window.next_limit() == 160
+    window.receive(90)
+    assert not window.grant_due
+    assert window.next_limit() is None
+
+
 @given(segment=st.integers(1, 50), window=st.integers(0, 100), sizes=st.lists(st.integers(1, 50), max_size=50))
 def test_two_segments_of_window_never_block_a_sender_of_whole_segments(
     segment: int, window: int, sizes: list[int]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import tracemalloc
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -20,9 +21,15 @@ from lynx_net.wire.frames import (
     SegmentHeader,
     SegmentStart,
     checksum,
+    headers_following,
     pack_control,
     pack_segment_header,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from lynx_net.wire.frames import Frame
 
 Sent = tuple[bytes, SegmentHeader | None, bytes]
 """A frame as it was sent: its bytes, its segment header (None for control), its payload."""
@@ -57,8 +64,10 @@ frames = st.lists(controls | segments, max_size=8)
 class Feeder:
     """Plays the driver: feeds bytes in given portions and keeps what came out."""
 
-    def __init__(self, reader: FrameReader | None = None) -> None:
+    def __init__(self, reader: FrameReader | None = None, how: Callable[[], str] = lambda: "exact") -> None:
         self.reader = reader or FrameReader()
+        self.how = how
+        """Asked before each portion: "exact", "headers" of a burst together, or "ahead" where that can be."""
         self.got: list[tuple[SegmentHeader | None, bytes | None]] = []
         self.dropped: set[int] = set()
         """Ordinals of the segments to drop."""
@@ -67,25 +76,37 @@ class Feeder:
     def feed(self, data: bytes, portion: int) -> None:
         rest = memoryview(data)[:portion]
         while len(rest):
-            count = 0
-            for view in self.reader.buffers():
-                taken = min(len(rest) - count, view.nbytes)
-                view[:taken] = rest[count : count + taken]
-                count += taken
+            how = self.how()
+            if how == "ahead" and self.reader.idle:
+                count = put(rest, [self.reader.ahead()])
+                came = self.reader.received_ahead(count)
+                rest = rest[count:]
+                while came:
+                    self.act_on(came)
+                    came = self.reader.received_ahead()
+                continue
+            views = self.reader.buffers()
+            count = put(rest, views)
             assert count, "the reader offers no room"
+            room = self.reader.header_room()
+            if how == "headers" and len(room) and views[-1].nbytes == HEADER_BYTES and count == sum(map(len, views)):
+                count += put(rest[count:], [room[: HEADER_BYTES * headers_following(views[-1])]])
             rest = rest[count:]
-            for frame in self.reader.received(count):
-                match frame:
-                    case ControlFrame(payload):
-                        self.got.append((None, payload))
-                    case SegmentStart(header):
-                        drop = self._segments in self.dropped
-                        self._segments += 1
-                        view = None if drop else memoryview(bytearray(header.length))
-                        for done in self.reader.deliver_to(view):
-                            self.keep(done)
-                    case SegmentFrame():
-                        self.keep(frame)
+            self.act_on(self.reader.received(count))
+
+    def act_on(self, came: list[Frame]) -> None:
+        for frame in came:
+            match frame:
+                case ControlFrame(payload):
+                    self.got.append((None, payload))
+                case SegmentStart(header):
+                    drop = self._segments in self.dropped
+                    self._segments += 1
+                    view = None if drop else memoryview(bytearray(header.length))
+                    for done in self.reader.deliver_to(view):
+                        self.keep(done)
+                case SegmentFrame():
+                    self.keep(frame)
 
     def keep(self, frame: SegmentFrame) -> None:
         self.got.append((frame.header, None if frame.payload is None else bytes(frame.payload)))
@@ -96,6 +117,28 @@ class Feeder:
             portion = cuts if isinstance(cuts, int) else cuts.choice((1, 7, 47, 48, 49, 100, 1000))
             self.feed(data[at:], portion)
             at += portion
+
+
+def put(data: memoryview, views: Sequence[memoryview]) -> int:
+    """Fill the views in order; returns how many bytes there were."""
+    count = 0
+    for view in views:
+        taken = min(len(data) - count, view.nbytes)
+        view[:taken] = data[count : count + taken]
+        count += taken
+    return count
+
+
+def ways(seed: int) -> list[tuple[random.Random | int, Callable[[], str]]]:
+    """Portions and manners of feeding."""
+    rng = random.Random(seed)
+    return [
+        (1 << 20, lambda: "exact"),
+        (1 << 20, lambda: "headers"),
+        (1 << 20, lambda: "ahead"),
+        (1, lambda: "exact"),
+        (rng, lambda: rng.choice(("exact", "headers", "ahead"))),
+    ]
 
 
 def expected(sent: list[Sent], dropped: set[int]) -> list[tuple[SegmentHeader | None, bytes | None]]:
@@ -113,8 +156,8 @@ def expected(sent: list[Sent], dropped: set[int]) -> list[tuple[SegmentHeader | 
 @given(sent=frames, dropped=st.sets(st.integers(0, 8)), seed=st.integers(0, 2**32))
 def test_every_way_of_feeding_gives_the_frames_that_were_sent(sent: list[Sent], dropped: set[int], seed: int) -> None:
     data = b"".join(part[0] for part in sent)
-    for cuts in (len(data) or 1, 1, random.Random(seed)):
-        feeder = Feeder()
+    for cuts, how in ways(seed):
+        feeder = Feeder(how=how)
         feeder.dropped = dropped
         feeder.feed_all(data, cuts)
         assert feeder.got == expected(sent, dropped)
@@ -242,8 +285,8 @@ def burst(sent: list[Sent]) -> bytes:
 )
 def test_bursts_give_the_same_frames(parts: list[list[Sent]], dropped: set[int], seed: int) -> None:
     data = b"".join(part[0][0] if part[0][1] is None else burst(part) for part in parts)
-    for cuts in (len(data) or 1, 1, random.Random(seed)):
-        feeder = Feeder()
+    for cuts, how in ways(seed):
+        feeder = Feeder(how=how)
         feeder.dropped = dropped
         feeder.feed_all(data, cuts)
         assert feeder.got == expected([one for part in parts for one in part], dropped)
@@ -347,6 +390,20 @@ def test_memory_stays_within_its_bound_whatever_the_headers_promise() -> None:
     assert peak < (1 << 16) + 20_000
 
 
+def test_after_a_large_segment_nothing_is_read_ahead() -> None:
+    """Its payload would be copied, and its checksum could not be computed as it comes."""
+    reader = FrameReader()
+    assert reader.small
+    for length, small in ((100_000, False), (100, True)):
+        reader.buffers()[0][:] = pack_segment_header(SegmentHeader(1, 0, 0, 0, length, length, 0))
+        reader.received(HEADER_BYTES)
+        reader.deliver_to(memoryview(bytearray(length)))
+        assert not reader.small
+        reader.buffers()
+        reader.received(length)
+        assert reader.small is small
+
+
 def test_zero_length_segments_are_complete_at_once() -> None:
     sent = [segment(b"", page=3), segment(b"x"), segment(b"", page=4)]
     feeder = Feeder()
@@ -410,6 +467,27 @@ def test_calls_out_of_order_are_local_errors() -> None:
         reader.received(149)
     reader.received(148 - HEADER_BYTES)
     assert reader.segment is None
+    assert reader.idle
+    for count in (-1, len(reader.ahead()) + 1):
+        with pytest.raises(LocalProtocolError, match="not read ahead"):
+            reader.received_ahead(count)
+    put(memoryview(pack_control(b"one") + bytes(10)), [reader.ahead()])
+    assert reader.received_ahead(HEADER_BYTES + 3 + 10) == [ControlFrame(b"one")]
+    with pytest.raises(LocalProtocolError, match="between two frames"):
+        reader.ahead()
+    with pytest.raises(LocalProtocolError, match="not read ahead"):
+        reader.received_ahead(1)
+    assert sum(view.nbytes for view in reader.buffers()) == HEADER_BYTES - 10
+    reader = FrameReader()
+    put(memoryview(segment(b"payload", more=0)[0]), [reader.ahead()])
+    (start,) = reader.received_ahead(HEADER_BYTES + 7)
+    assert reader.received_ahead() == []
+    assert isinstance(start, SegmentStart)
+    reader.deliver_to(memoryview(bytearray(7)))
+    with pytest.raises(LocalProtocolError, match="not been looked at"):
+        reader.buffers()
+    assert not reader.idle
+    assert len(reader.received_ahead()) == 1
     assert reader.idle
 
 
