@@ -271,8 +271,7 @@ class ThreadPump(Pump):
         for part in _parts(connection.lane, batch):
             connection.lane.mark(class_of(part[0]))
             lane_io.IN_USE.send_batch(connection.sock, part)
-        sent_bytes = sum(len(one.data) for one in batch)
-        if sent_bytes >= _SMALL_BYTES:
+        if connection.index and (sent_bytes := sum(len(one.data) for one in batch)) >= _SMALL_BYTES:
             rate = sent_bytes / max(time.monotonic() - began_s, 1e-9)
             connection.batch_bytes = min(int(rate * _BATCH_S), 2 * sent_bytes, _MOST_BATCH_BYTES)
 
@@ -282,7 +281,7 @@ class ThreadPump(Pump):
         nothing = memoryview(bytearray())
         while not connection.stopping:
             payloads: list[memoryview] = []
-            ahead = reader.small
+            ahead = reader.small and reader.idle
             if ahead:
                 tail, more = reader.ahead(), nothing
             else:
@@ -296,10 +295,12 @@ class ThreadPump(Pump):
                 raise ConnectionLostError(f"{connection.lane.peer} closed the connection")
             stats.received_bytes += count
             frames = reader.received_ahead(count) if ahead else reader.received(count)
-            self._handle(connection, frames, _sums(frames, payloads, sums))
+            self._handle(connection, frames, _sums(frames, payloads, sums), ahead)
 
-    def _handle(self, connection: _Connection, frames: Sequence[Frame], sums: Sequence[int]) -> None:
-        """Frames in order with their checksums, and those read ahead with them; the lock is taken once for all."""
+    def _handle(
+        self, connection: _Connection, frames: Sequence[Frame], sums: Sequence[int], ahead: bool = False
+    ) -> None:
+        """Frames in order with their checksums, and any read ahead behind them; the lock is taken once for all."""
         owner, reader = self.owner, connection.reader
         whole = control = 0
         with owner.lock:
@@ -311,7 +312,7 @@ class ThreadPump(Pump):
                     more_whole, more_control = self._act_on(connection, frames, sums)
                     whole += more_whole
                     control += more_control
-                    if reader.idle:
+                    if not ahead:
                         break
                     frames = reader.received_ahead()
                     sums = _sums(frames, (), ())

@@ -190,8 +190,8 @@ class FrameReader:
         self._error: RemoteProtocolError | None = None
         self._scratch: memoryview | None = None
         self._ahead: memoryview | None = None
-        self._latest_bytes = 0
-        """Payload of the segment whose header came last."""
+        self.small = True
+        """The last segment was a small one: reading ahead may save more than it costs."""
         self._ahead_at = self._ahead_end = 0
         """What of it has not been looked at."""
 
@@ -201,11 +201,6 @@ class FrameReader:
         if self._headers_filled or self._started or self._undecided or self._incoming:
             return False
         return self._ahead_at == self._ahead_end
-
-    @property
-    def small(self) -> bool:
-        """True between two frames where the last segment was a small one: reading ahead may save more than it costs."""
-        return self.idle and self._latest_bytes <= _SMALL_BYTES
 
     @property
     def segment(self) -> SegmentHeader | None:
@@ -421,7 +416,7 @@ class FrameReader:
             raise RemoteProtocolError(f"a burst of segments miscounts: {following} are said to follow")
         self._started.append(SegmentHeader(transfer, page, stream, offset, length, stream_bytes, payload_sum))
         self._following = following
-        self._latest_bytes = length
+        self.small = length <= _SMALL_BYTES
         if not following:
             frames += map(SegmentStart, self._started)
             self._undecided.extend(self._started)

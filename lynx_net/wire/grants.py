@@ -112,7 +112,10 @@ class CreditBook:
         if entry is None:
             return []
         if not stream_finished:
-            return self._grants((entry,)) if any(window.grant_due for window in entry.state.windows) else []
+            for window in entry.state.windows:
+                if window.grant_due:
+                    return self._grants((entry,))
+            return []
         for stream in list(entry.owed):
             if not entry.state.owes(stream):
                 self._settle(entry, stream)

@@ -398,7 +398,7 @@ def test_after_a_large_segment_nothing_is_read_ahead() -> None:
         reader.buffers()[0][:] = pack_segment_header(SegmentHeader(1, 0, 0, 0, length, length, 0))
         reader.received(HEADER_BYTES)
         reader.deliver_to(memoryview(bytearray(length)))
-        assert not reader.small
+        assert reader.small is small
         reader.buffers()
         reader.received(length)
         assert reader.small is small
