@@ -183,6 +183,27 @@ def test_reordering_and_joining_share_the_bytes() -> None:
     assert np.abs(last[0] - normal(1, 2, 8, seed=1)).max() < 0.02
 
 
+def test_pages_with_an_exact_stream() -> None:
+    """Whole pages move and raw tokens are added with every bit; without the exact stream the pages can be divided."""
+    values = as_dtype(normal(300, 2, 8), np.uint16)
+    more = as_dtype(normal(9, 2, 8, seed=1), np.uint16)
+    by_head = {"heads": [1, 1], "codecs": ["nested", "bf16"], "params": [{"exact": True}, {}]}
+    for codec in (get_codec("nested", exact=True), get_codec("by_head", **by_head)):
+        packed = PackedArray.encode(codec, values, raw_head=2, raw_tail=5, fine=[7, 100]).append(more, raw_tail=9)
+        both = np.concatenate([values, more])
+        assert (packed.decode(dtype=np.uint16) == both).all()
+        assert (packed.crop(256, 309).decode(dtype=np.uint16) == both[256:]).all()
+        with pytest.raises(CodecError, match="stream exact of a page of codec nested can only be kept whole"):
+            packed.crop(0, 20)
+        lossy = packed.first_streams(2)
+        left = lossy.crop(3, 299).select_heads([1])
+        assert left.decode().tobytes() == lossy.decode()[3:299, [1]].tobytes()
+    # The head that has no exact stream can go alone: nothing else is in its pages.
+    raw = packed.select_heads([1])
+    assert raw.codec.stream_names == ("anchor",)
+    assert (raw.decode(dtype=np.uint16) == both[:, [1]]).all()
+
+
 @pytest.mark.parametrize("name", ["bf16", "lynx"])
 def test_token_by_token_is_the_same_as_at_once(name: str) -> None:
     """Raw tokens and bf16 pages grow in place: the same bytes in the end, whatever the steps."""

@@ -12,7 +12,7 @@ import lynx_net
 from lynx_codec import CodecPlan, CodecRule, get_codec
 from lynx_codec.plan import CodecTable
 from lynx_net import CacheLayout, HostCache, LinkConfig
-from lynx_net.errors import CodecError, TransferAbortedError
+from lynx_net.errors import CodecError, LocalProtocolError, TransferAbortedError
 from lynx_net.testing.clock import run_virtual
 from lynx_net.wire.receiving import ReceiveState
 
@@ -109,6 +109,23 @@ async def test_a_latent_cache(codec: str, params: dict[str, Any], make_cache: An
     if codec == "by_channel":
         original = (cache.arrays[1, "key"].astype(np.uint32) << 16).view(np.float32)
         assert (transfer.target.view(1, "key")[:, :, 512:] == original[:, :, 512:]).all()
+
+
+@pytest.mark.parametrize(("first", "streams", "exact"), [("bf16", 4, True), ("int8", 4, False)])
+async def test_exact_streams(first: str, streams: int, exact: bool, make_cache: Any) -> None:
+    """They come last, whatever is before them; a transfer is exact if no layer stays lossy, and says so."""
+    cache = make_cache(layers=3, dtype="bfloat16")
+    rules = [CodecRule(first, layers=[0]), CodecRule("nested", {"bits": [2, 2, 4], "exact": True}, kind="value")]
+    transfer = await transferred(cache, "memory://exact", codec=CodecPlan("nested", {"exact": True}, rules=rules))
+    assert transfer.offer.streams == streams
+    for layer in range(3):
+        original = (cache.arrays[layer, "key"].astype(np.uint32) << 16).view(np.float32)
+        assert (transfer.target.view(layer, "key") == original).all() == (exact or layer > 0)
+    if exact:
+        assert transfer.exact_ready.done()
+    else:
+        with pytest.raises(LocalProtocolError, match="has no exact stream"):
+            _ = transfer.exact_ready
 
 
 async def test_plans_for_caches_without_values_or_layers(make_cache: Any, same: Any) -> None:
