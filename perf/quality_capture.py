@@ -8,7 +8,6 @@ positions applied) and the keys and values of the tokens behind the cache.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import tempfile
 from dataclasses import dataclass
@@ -17,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface
 
-from lynx_net.integrations.transformers import Prefilled, ProgressiveCache, TransformersModel, layout_of, prefill
+from lynx_net.integrations.scores import SCORE_QUERIES, attention_scores, recorded_queries
+from lynx_net.integrations.transformers import ProgressiveCache, TransformersModel, layout_of, prefill
 from perf.quality_prompts import chat_prompt, prompt_set, prose
 
 if TYPE_CHECKING:
@@ -27,15 +26,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["STEPS", "Capture", "Greedy", "Kind", "capture", "captures", "fill", "prompt_tokens"]
+__all__ = ["STEPS", "Capture", "Greedy", "Kind", "capture", "captures", "fill", "matching", "prompt_tokens", "widen"]
 
 Kind = Literal["chat", "text", "prose"]
 """chat: the chat template, answered greedily; text: plain text, continued greedily; prose: plain text and what follows it."""
 
 STEPS = 64
 """Tokens behind the cache: the most that are drafted."""
-
-_RECORDED = "lynx_net_recorded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +59,9 @@ class Capture:
 
     new_values: NDArray[np.float32]
     """Same."""
+
+    scores: NDArray[np.float32]
+    """[layers, tokens]: `attention_scores` of the prompt."""
 
 
 class Greedy:
@@ -123,37 +123,43 @@ def prompt_tokens(tokenizer: Any, kind: Kind, number: int, tokens: int, text: st
     """Prompt `number`: `tokens` + 1 tokens, or STEPS more if real text follows."""
     if kind == "chat":
         return chat_prompt(tokenizer, number, tokens + 1)
-    return prose(tokenizer, number, tokens + 1 + (STEPS if kind == "prose" else 0), text)
+    return prose(tokenizer, number, tokens + 1 + (STEPS if kind == "prose" else 0), text if kind == "prose" else None)
 
 
 def capture(model: Any, prompt: Sequence[int], tokens: int, kind: Kind) -> Capture:
     """Prefill a prompt, decode what follows, and record how it reads the cache."""
-    prefilled = prefill(model, prompt[:tokens])
+    with recorded_queries(model, SCORE_QUERIES) as asked:
+        prefilled = prefill(model, prompt[:tokens])
+    scores = attention_scores(model, asked, prefilled.keys)
     keys, values = (np.stack([_bfloat16(array) for array in arrays]) for arrays in (prefilled.keys, prefilled.values))
     greedy = Greedy(model, tokens)
     fill(greedy.cache, widen(keys), widen(values))
     last = prompt[tokens]
     following = list(prompt[tokens + 1 :]) if kind == "prose" else greedy.decode(last, STEPS)
-    with _recording(model) as queries:
+    with recorded_queries(model, STEPS) as queries:
         greedy.forced(last, following)
     behind = slice(tokens, tokens + STEPS)
     new_keys, new_values = (
         np.stack([getattr(layer, name)[0, :, behind].numpy() for layer in greedy.cache.layers])
         for name in ("all_keys", "all_values")
     )
-    return Capture(keys, values, last, np.array(following), np.stack(queries), new_keys, new_values)
+    read = np.stack([query.numpy() for query in queries])
+    return Capture(keys, values, last, np.array(following), read, new_keys, new_values, scores)
 
 
 def captures(
-    loaded: Any, name: str, kind: Kind, tokens: int, numbers: Sequence[int], folder: Path
+    loaded: Any, name: str, kind: Kind, tokens: int, numbers: Sequence[int], folder: Path, text: str | None = None
 ) -> Iterator[tuple[int, Capture]]:
-    """The captures with these numbers, read from `folder` or made and kept there."""
+    """The captures with these numbers, read from `folder` or made and kept there; those of another `text` are not kept."""
     folder = folder / f"{name}-{kind}-{tokens}-{prompt_set()}"
     folder.mkdir(parents=True, exist_ok=True)
     for number in numbers:
         file = folder / f"{number:03d}.npz"
-        if not file.exists():
-            made = capture(loaded.model, prompt_tokens(loaded.tokenizer, kind, number, tokens), tokens, kind)
+        if (kind == "prose" and text is not None) or not file.exists():
+            made = capture(loaded.model, prompt_tokens(loaded.tokenizer, kind, number, tokens, text), tokens, kind)
+            if kind == "prose" and text is not None:
+                yield number, made
+                continue
             _save(made, file)
         with np.load(file) as held:
             fields = {field: held[field] for field in Capture.__slots__}
@@ -174,23 +180,3 @@ def _save(made: Capture, file: Path) -> None:
 def _bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
     """Bits of the nearest bfloat16."""
     return torch.from_numpy(np.ascontiguousarray(values)).to(torch.bfloat16).view(torch.uint16).numpy()
-
-
-@contextlib.contextmanager
-def _recording(model: Any) -> Iterator[list[NDArray[np.float32]]]:
-    """Collect the queries of every layer of one forward pass, [query heads, steps, size]."""
-    queries: list[NDArray[np.float32]] = []
-    usual = model.config.get_text_config()._attn_implementation
-    attend = AttentionInterface()[usual]
-
-    def record(module: Any, query: torch.Tensor, *arguments: Any, **options: Any) -> Any:
-        queries.append(query[0].float().numpy().copy())
-        return attend(module, query, *arguments, **options)
-
-    AttentionInterface.register(_RECORDED, record)
-    AttentionMaskInterface.register(_RECORDED, AttentionMaskInterface()[usual])
-    model.set_attn_implementation(_RECORDED)
-    try:
-        yield queries
-    finally:
-        model.set_attn_implementation(usual)
