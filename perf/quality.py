@@ -49,7 +49,7 @@ MODELS = {"smollm2": smollm2.MODEL, "gemma3": gemma3.MODEL}
 DEFAULT = "nested"
 """The codec that a transfer uses unless it is told otherwise, with the tokens that it keeps finer."""
 
-KEPT: Mapping[str, Any] = {"tokens": {"raw_head": 4}, "fine": 256, "fine_share": 0.16}
+KEPT: Mapping[str, Any] = {"raw_head": 4, "fine": 256, "fine_share": 0.16}
 """Of the default: 4 raw tokens, and 16 %, or 256, of the tokens fine, those of most attention."""
 
 KEYS, VALUES = {"bits": [4, 4], "chunk": 128}, {"bits": [3, 5]}
@@ -60,11 +60,11 @@ FEW = 12
 SUBJECTS: Mapping[str, Subject] = {
     DEFAULT: Subject("nested", KEYS, VALUES, **KEPT),
     "lynx": Subject("lynx"),
-    "lynx_raw": Subject("lynx", tokens={"raw_head": 4}),
+    "lynx_raw": Subject("lynx", raw_head=4),
     "lynx_fine": Subject("lynx", **KEPT),
-    "nested_3.5": Subject("nested", KEYS, {"bits": [2, 6]}, tokens={"raw_head": 4}, fine=190),
-    "nested_4": Subject("nested", KEYS, tokens={"raw_head": 4}, fine=224),
-    "nested_tail": Subject("nested", KEYS, tokens={"raw_head": 4, "fine_tail": 224}),
+    "nested_3.5": Subject("nested", KEYS, {"bits": [2, 6]}, raw_head=4, fine=190),
+    "nested_4": Subject("nested", KEYS, raw_head=4, fine=224),
+    "nested_tail": Subject("nested", KEYS, raw_head=4, fine=224, fine_last=True),
     "nested_5": Subject("nested", {**KEYS, "bits": [5, 3]}, **KEPT),
     "nested_6": Subject("nested", {**KEYS, "bits": [6, 2]}, **KEPT),
     "nested_7": Subject("nested", {**KEYS, "bits": [7, 1]}, **KEPT),
@@ -132,6 +132,7 @@ def measure(
     return {
         key: {
             **bits(subject, ends, written[key], layout),
+            **{f"{name}_here": value for name, value in bits(subject, layout, written[key], layout).items()},
             **means([error for errors_of in found[key].values() for error in errors_of]),
             **(summary(counted[key]) if counted[key] else {}),
             "exact_ok": all(exact[key]) if exact[key] else None,
@@ -139,7 +140,9 @@ def measure(
             "accepted": [one.accepted for one in counted[key]],
             "codec": subject.codec,
             "params": {"key": _params(subject, "key"), "value": _params(subject, "value")},
-            "tokens": {**subject.tokens, "fine": subject.fine_count(BITS_TOKENS)},
+            "raw_head": subject.raw_head,
+            "fine": subject.fine_count(tokens),
+            "fine_at_bits_tokens": subject.fine_count(BITS_TOKENS),
         }
         for key, subject in subjects.items()
     }

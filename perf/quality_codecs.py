@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 import time
 from dataclasses import dataclass, field
@@ -43,13 +44,16 @@ class Subject:
     layer_params: tuple[Mapping[str, Any], ...] = ({},)
     """Added to `params` for equal parts of the layers, in order."""
 
-    tokens: Mapping[str, int] = field(default_factory=dict)
-    """`raw_head`, `raw_tail`, `fine_tail` of the cache; those that are missing are 0."""
+    raw_head: int = 0
+    """First tokens of the cache, as 16-bit floats."""
 
     fine: int = 0
-    """So many tokens of the cache are fine, or `fine_share` of it if that is more: those of most attention."""
+    """So many tokens of the cache are fine, or `fine_share` of it if that is more."""
 
     fine_share: float = 0.0
+
+    fine_last: bool = False
+    """The last ones are fine, instead of those of most attention."""
 
     prompts: int | None = None
     """Drafts are counted on so many prompts; None for all."""
@@ -59,14 +63,17 @@ class Subject:
         part = self.layer_params[layer * len(self.layer_params) // layers]
         return get_codec(self.codec, **{**self.params, **(self.value_params if kind == "value" else {}), **part})
 
-    def shape(self, page: PageRef, tokens: int) -> PageShape:
-        """A page of a cache of `tokens` tokens."""
-        return cut(page, tokens, **self.tokens)
-
     def fine_count(self, tokens: int) -> int:
-        """Fine tokens in a cache of `tokens` tokens, the raw ones not counted."""
-        raw = self.tokens.get("raw_head", 0) + self.tokens.get("raw_tail", 0)
-        return min(max(self.fine, round(self.fine_share * tokens)), tokens - raw)
+        """Fine tokens in a cache of `tokens` tokens."""
+        return min(max(self.fine, round(self.fine_share * tokens)), tokens - self.raw_head)
+
+    def fine_tokens(self, scores: NDArray[np.float32]) -> NDArray[np.int64]:
+        """Which tokens of a cache with these scores are fine, in ascending order."""
+        tokens = scores.shape[1]
+        count = self.fine_count(tokens)
+        if self.fine_last:
+            return np.arange(tokens - count, tokens)
+        return self.raw_head + fine_tokens(scores[:, self.raw_head :], count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,22 +98,12 @@ class Coded:
         return self.full is self.anchor
 
 
-def cut(page: PageRef, tokens: int, raw_head: int = 0, raw_tail: int = 0, fine_tail: int = 0) -> PageShape:
-    """The shape of one page of a cache whose first and last tokens are kept finer."""
-
-    def inside(start: int, stop: int) -> int:
-        """Tokens of the range that lie in the page."""
-        return max(min(stop, page.stop) - max(start, page.start), 0)
-
-    coded_stop = max(tokens - raw_tail, raw_head)
-    return PageShape(
-        page.stop - page.start,
-        page.shape.heads,
-        page.shape.head_size,
-        inside(0, raw_head),
-        inside(coded_stop, tokens),
-        inside(max(coded_stop - fine_tail, raw_head), coded_stop),
-    )
+def cut(subject: Subject, page: PageRef, fine: NDArray[np.int64]) -> tuple[PageShape, NDArray[np.int64]]:
+    """The shape of a page, and its fine tokens as positions in the page."""
+    inside = fine[(fine >= page.start) & (fine < page.stop)] - page.start
+    raw_head = min(max(subject.raw_head - page.start, 0), page.stop - page.start)
+    shape = dataclasses.replace(page.shape, raw_head=raw_head, raw_tail=0, fine=len(inside))
+    return shape, inside
 
 
 def code(subject: Subject, captured: Capture, layout: CacheLayout) -> Coded:
@@ -119,10 +116,12 @@ def code(subject: Subject, captured: Capture, layout: CacheLayout) -> Coded:
     exact = len(first.stream_names) > lossy
     sizes = np.zeros(len(first.stream_names), np.int64)
     exact_ok = True
+    chosen = subject.fine_tokens(captured.scores)
     for page in layout.pages():
-        codec, shape = subject.codec_of(page.kind, page.layer, layout.layers), subject.shape(page, layout.tokens)
+        codec = subject.codec_of(page.kind, page.layer, layout.layers)
+        shape, fine = cut(subject, page, chosen)
         source = sources[page.kind][page.layer, page.start : page.stop]
-        streams = _encode(codec, source, shape)
+        streams = _encode(codec, source, shape, fine)
         sizes += [stream.nbytes for stream in streams]
         codec.decode(streams[:1], shape, anchor[page.kind][page.layer, page.start : page.stop])
         if lossy > 1:
@@ -131,12 +130,6 @@ def code(subject: Subject, captured: Capture, layout: CacheLayout) -> Coded:
             back = np.empty_like(source)
             codec.decode(streams, shape, back)
             exact_ok = exact_ok and bool(np.array_equal(back, source))
-    if count := subject.fine_count(layout.tokens):
-        raw_head, raw_tail = subject.tokens.get("raw_head", 0), subject.tokens.get("raw_tail", 0)
-        coded_scores = captured.scores[:, raw_head : layout.tokens - raw_tail]
-        chosen = raw_head + fine_tokens(coded_scores, count)
-        for kind, array in anchor.items():
-            array[:, chosen] = full[kind][:, chosen]
     pair = (anchor["key"], anchor["value"])
     return Coded(
         pair,
@@ -153,15 +146,11 @@ def bits(subject: Subject, layout: CacheLayout, written: Sequence[tuple[int, ...
     """
     first = subject.codec_of("key", 0, layout.layers)
     sizes = np.zeros(len(first.stream_names))
+    fine = np.arange(subject.raw_head, layout.tokens)[: subject.fine_count(layout.tokens)]  # sizes depend on their number
     for page in layout.pages():
         codec = subject.codec_of(page.kind, page.layer, layout.layers)
-        sizes += codec.stream_bytes(subject.shape(page, layout.tokens))
+        sizes += codec.stream_bytes(cut(subject, page, fine)[0])
     lossy = _lossy(first)
-    if count := subject.fine_count(layout.tokens):
-        raw = subject.tokens.get("raw_head", 0) + subject.tokens.get("raw_tail", 0)
-        moved = sizes[1:lossy] * count / (layout.tokens - raw - subject.tokens.get("fine_tail", 0))
-        sizes[1:lossy] -= moved
-        sizes[0] += moved.sum() + layout.tokens / 8  # and one bit a token that says which they are
     per_value = 8 * sizes / layout.values
     for stream in getattr(first, "variable_streams", ()):
         per_value[stream] = 8 * np.mean([one[stream] for one in written]) / captured.values
@@ -194,7 +183,7 @@ def _lossy(codec: Codec) -> int:
     return len(codec.stream_names) - (codec.stream_names[-1] == "exact")
 
 
-def _encode(codec: Codec, source: NDArray[np.uint16], shape: PageShape) -> list[memoryview]:
+def _encode(codec: Codec, source: NDArray[np.uint16], shape: PageShape, fine: NDArray[np.int64]) -> list[memoryview]:
     buffers = [memoryview(bytearray(size)) for size in codec.stream_bytes(shape, wide=True)]
-    used = codec.encode(source, shape, buffers)
+    used = codec.encode(source, shape, buffers, fine)
     return [buffer[:size] for buffer, size in zip(buffers, used, strict=True)]

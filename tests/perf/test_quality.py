@@ -127,14 +127,14 @@ def test_scores_are_shares_of_attention(captured: quality_capture.Capture) -> No
 
 def test_fine_tokens_have_no_more_error_than_the_full_cache(captured: quality_capture.Capture, loaded: LoadedModel) -> None:
     layout = layout_of(loaded.model.config, TOKENS, dtype="bfloat16")
-    kept = {"tokens": {"raw_head": 4}, "fine": 20}
-    plain, fine = (code(subject, captured, layout) for subject in (Subject("nested", tokens={"raw_head": 4}), Subject("nested", **kept)))
+    kept = {"raw_head": 4, "fine": 20}
+    plain, fine = (code(subject, captured, layout) for subject in (Subject("nested", raw_head=4), Subject("nested", **kept)))
     better = (fine.anchor[0] != plain.anchor[0]).any((0, 2, 3))
     assert better.sum() == 20
     assert not better[:4].any()
     np.testing.assert_array_equal(fine.anchor[0][:, better], fine.full[0][:, better])
-    of_plain, of_fine = (bits(Subject("nested", **options), layout, [], layout) for options in ({"tokens": {"raw_head": 4}}, kept))
-    assert of_fine["bits_anchor"] - of_plain["bits_anchor"] == pytest.approx(20 / TOKENS * 4 + TOKENS / layout.values)
+    of_plain, of_fine = (bits(Subject("nested", **options), layout, [], layout) for options in ({"raw_head": 4}, kept))
+    assert of_fine["bits_anchor"] - of_plain["bits_anchor"] == pytest.approx(20 / TOKENS * 4 + 8 * 8 * 2 * 20 / layout.values)
     attention = Attention(loaded.model, captured)
     assert errors(attention, fine)["attn_err_anchor"] < errors(attention, plain)["attn_err_anchor"]
 
