@@ -1,7 +1,7 @@
 """Quality of the codecs on caches of real models: `python -m perf.quality --json FILE`.
 
-On SmolLM2-135M (chat prompts) and Gemma 3 270M (plain text; it is a base model), for every codec: bits a value after the
-first stream, after Q_full and in all; errors of keys, values and attention outputs against the bfloat16 cache; and
+On SmolLM2-135M (chat prompts) and Gemma 3 270M (plain text; it is a base model), for every codec: bits a value after
+the first stream, after Q_full and in all; errors of keys, values and attention outputs against the bfloat16 cache; and
 how many of 64 drafts, decoded greedily from the first stream, are what Q_full would have said. `docs/codec-study.md`
 says what the figures mean and what was tried.
 
@@ -49,8 +49,8 @@ MODELS = {"smollm2": smollm2.MODEL, "gemma3": gemma3.MODEL}
 DEFAULT = "nested"
 """The codec that a transfer uses unless it is told otherwise, with the tokens that it keeps finer."""
 
-KEPT: Mapping[str, Any] = {"raw_head": 4, "fine": 256, "fine_share": 0.16}
-"""Of the default: 4 raw tokens, and 16 %, or 256, of the tokens fine, those of most attention."""
+KEPT: Mapping[str, Any] = {"raw_head": 4, "fine": 384, "fine_share": 0.16}
+"""Of the default: 4 raw tokens, and 16 %, or 384, of the tokens fine, those of most attention."""
 
 KEYS, VALUES = {"bits": [4, 4], "chunk": 128}, {"bits": [3, 5]}
 ALPHAS = (0.25, 0.5, 1.0, 2.0)
@@ -62,7 +62,7 @@ SUBJECTS: Mapping[str, Subject] = {
     "lynx": Subject("lynx"),
     "lynx_raw": Subject("lynx", raw_head=4),
     "lynx_fine": Subject("lynx", **KEPT),
-    "nested_3.5": Subject("nested", KEYS, {"bits": [2, 6]}, raw_head=4, fine=190),
+    "nested_3.5": Subject("nested", {"bits": [3, 5], "chunk": 128}, {"bits": [2, 6]}, 4, 384, 0.132),
     "nested_4": Subject("nested", KEYS, raw_head=4, fine=224),
     "nested_tail": Subject("nested", KEYS, raw_head=4, fine=224, fine_last=True),
     "nested_5": Subject("nested", {**KEYS, "bits": [5, 3]}, **KEPT),
@@ -156,7 +156,9 @@ def best_alpha(loaded: Any, name: str, tokens: int, folder: Path, count: int) ->
     for _, captured in captures(loaded, name, kind, tokens, range(count), folder):
         attention = Attention(loaded.model, captured)
         for alpha in ALPHAS:
-            totals[alpha] += attention.errors(code(Subject("lynx", {"alpha": alpha}), captured, layout).anchor)["attn_err"]
+            totals[alpha] += attention.errors(code(Subject("lynx", {"alpha": alpha}), captured, layout).anchor)[
+                "attn_err"
+            ]
     return min(totals, key=totals.__getitem__)
 
 
@@ -169,14 +171,17 @@ def table(models: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
     """The result as text."""
     lines = []
     for model, codecs in models.items():
-        lines.append(f"{model:14} {'bits: anchor':>12} {'full':>6} {'all':>6} {'attention: anchor':>18} {'full':>8} {'K':>8} {'V':>8} "
-                     f"{'accepted of 64':>16} {'of 21':>6} {'tokens equal':>12}")
+        lines.append(
+            f"{model:14} {'bits: anchor':>12} {'full':>6} {'all':>6} {'attention: anchor':>18} {'full':>8} "
+            f"{'K':>8} {'V':>8} {'accepted of 64':>16} {'of 21':>6} {'tokens equal':>12}"
+        )
         for name, row in codecs.items():
             accepted = f"{row['mean_accepted']:9.1f} ± {row['mean_accepted_se']:4.1f}" if "mean_accepted" in row else ""
             share = f"{row['accept_rate_21']:6.3f} {row['token_agreement']:12.3f}" if accepted else ""
             lines.append(
-                f"{name:14} {row['bits_anchor']:12.3f} {row['bits_full']:6.2f} {row['bits_all']:6.2f} {row['attn_err_anchor']:18.2e} "
-                f"{row['attn_err_full']:8.1e} {row['k_err_anchor']:8.1e} {row['v_err_anchor']:8.1e} {accepted:>16} {share}"
+                f"{name:14} {row['bits_anchor']:12.3f} {row['bits_full']:6.2f} {row['bits_all']:6.2f} "
+                f"{row['attn_err_anchor']:18.2e} {row['attn_err_full']:8.1e} "
+                f"{row['k_err_anchor']:8.1e} {row['v_err_anchor']:8.1e} {accepted:>16} {share}"
             )
     return "\n".join(lines)
 
@@ -199,10 +204,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--codecs", nargs="+", choices=SUBJECTS, metavar="NAME", help=f"of {', '.join(SUBJECTS)}")
     parser.add_argument("--tokens", type=int, default=1024, help="length of the caches (default: %(default)s)")
     parser.add_argument("--prompts", type=int, default=PROMPTS, help="prompts to draft on (default: %(default)s)")
-    parser.add_argument("--error-prompts", type=int, default=8, help="caches of each kind to measure errors on (default: %(default)s)")
-    parser.add_argument("--prose", type=Path, metavar="FILE", help="a text to take the prose from, instead of the frozen one")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of torch (default: %(default)s)")
-    parser.add_argument("--quick", action="store_true", help="two short prompts of SmolLM2 and three codecs: does it run?")
+    parser.add_argument(
+        "--error-prompts", type=int, default=8, help="caches of each kind to measure errors on (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--prose", type=Path, metavar="FILE", help="a text to take the prose from, instead of the frozen one"
+    )
+    parser.add_argument(
+        "--threads", type=int, default=len(os.sched_getaffinity(0)), help="of torch (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="two short prompts of SmolLM2 and three codecs: does it run?"
+    )
     options = parser.parse_args(arguments)
     if options.quick:
         options.models, options.tokens, options.prompts, options.error_prompts = ["smollm2"], 256, 2, 1

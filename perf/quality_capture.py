@@ -1,7 +1,7 @@
 """What perf.quality measures on: caches of real prompts, with the queries that really read them.
 
-A prompt of `tokens` + 1 tokens is prefilled once. Its first `tokens` positions are the cache that would be sent, rounded
-to bfloat16; the last token is what the receiver feeds first. What follows is STEPS tokens long: the model's own
+A prompt of `tokens` + 1 tokens is prefilled once. Its first `tokens` positions are the cache that would be sent,
+rounded to bfloat16; the last token is what the receiver feeds first. What follows is STEPS tokens long: the model's own
 greedy answer on that cache, or the text as it goes on. One forward pass over it gives, per layer, the queries (rotary
 positions applied) and the keys and values of the tokens behind the cache.
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["STEPS", "Capture", "Greedy", "Kind", "capture", "captures", "fill", "matching", "prompt_tokens", "widen"]
 
 Kind = Literal["chat", "text", "prose"]
-"""chat: the chat template, answered greedily; text: plain text, continued greedily; prose: plain text and what follows it."""
+"""chat: the chat template, answered greedily; text: plain text, continued greedily; prose: text and what follows it."""
 
 STEPS = 64
 """Tokens behind the cache: the most that are drafted."""
@@ -91,7 +91,7 @@ class Greedy:
         return tokens
 
     def target(self, last: int, proposed: Sequence[int]) -> list[int]:
-        """The greedy tokens on this cache, as `decode` finds them: `proposed` as far as they agree, then step by step."""
+        """What `decode` gives on this cache: one pass as far as it is `proposed`, then step by step."""
         chosen = self.forced(last, proposed)
         agreed = matching(chosen, proposed)
         return self.decode(last, len(proposed), chosen[: agreed + 1])
@@ -150,7 +150,7 @@ def capture(model: Any, prompt: Sequence[int], tokens: int, kind: Kind) -> Captu
 def captures(
     loaded: Any, name: str, kind: Kind, tokens: int, numbers: Sequence[int], folder: Path, text: str | None = None
 ) -> Iterator[tuple[int, Capture]]:
-    """The captures with these numbers, read from `folder` or made and kept there; those of another `text` are not kept."""
+    """The captures with these numbers, read from `folder` or made and kept there; those of a `text` are not kept."""
     folder = folder / f"{name}-{kind}-{tokens}-{prompt_set()}"
     folder.mkdir(parents=True, exist_ok=True)
     for number in numbers:

@@ -41,9 +41,6 @@ class Subject:
     value_params: Mapping[str, Any] = field(default_factory=dict)
     """Added to `params` for the values."""
 
-    layer_params: tuple[Mapping[str, Any], ...] = ({},)
-    """Added to `params` for equal parts of the layers, in order."""
-
     raw_head: int = 0
     """First tokens of the cache, as 16-bit floats."""
 
@@ -57,6 +54,9 @@ class Subject:
 
     prompts: int | None = None
     """Drafts are counted on so many prompts; None for all."""
+
+    layer_params: tuple[Mapping[str, Any], ...] = ({},)
+    """Added to `params` for equal parts of the layers, in order."""
 
     def codec_of(self, kind: str, layer: int, layers: int) -> Codec:
         """The codec for the keys or the values of one layer."""
@@ -139,14 +139,18 @@ def code(subject: Subject, captured: Capture, layout: CacheLayout) -> Coded:
     )
 
 
-def bits(subject: Subject, layout: CacheLayout, written: Sequence[tuple[int, ...]], captured: CacheLayout) -> dict[str, float]:
+def bits(
+    subject: Subject, layout: CacheLayout, written: Sequence[tuple[int, ...]], captured: CacheLayout
+) -> dict[str, float]:
     """Bits a value of a cache of `layout`, everything counted, after the first stream, after Q_full and in all.
 
-    Streams whose size depends on the data are taken from `written`: bytes per stream of caches of the layout `captured`.
+    Streams whose size depends on the data are taken from `written`: bytes per stream of caches of layout `captured`.
     """
     first = subject.codec_of("key", 0, layout.layers)
     sizes = np.zeros(len(first.stream_names))
-    fine = np.arange(subject.raw_head, layout.tokens)[: subject.fine_count(layout.tokens)]  # sizes depend on their number
+    fine = np.arange(subject.raw_head, layout.tokens)[
+        : subject.fine_count(layout.tokens)
+    ]  # sizes depend on their number
     for page in layout.pages():
         codec = subject.codec_of(page.kind, page.layer, layout.layers)
         sizes += codec.stream_bytes(cut(subject, page, fine)[0])

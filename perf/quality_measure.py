@@ -40,7 +40,7 @@ class Attention:
         self._exact = self._outputs(self.keys, self.values)
 
     def errors(self, cache: Pair) -> dict[str, float]:
-        """Mean over layers and tokens of |o - ô|² / |o|², and with the paper's denominator |ô|²; o: all heads together."""
+        """Mean over layers and tokens of |o - ô|² / |o|², and with the paper's denominator |ô|²; o: all heads."""
         if cache[0] is self.keys:
             return {"attn_err": 0.0, "attn_err_paper": 0.0}
         found = self._outputs(*cache)

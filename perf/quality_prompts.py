@@ -15,7 +15,7 @@ import xxhash
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["PROMPTS", "QUESTIONS", "chat_prompt", "prose", "prompt_set", "text_from"]
+__all__ = ["PROMPTS", "QUESTIONS", "chat_prompt", "prompt_set", "prose", "text_from"]
 
 PROMPTS = 40
 QUESTIONS = (

@@ -1,20 +1,20 @@
 """Gemma 3 270M (base) from the Python package index: see `lynx_net.integrations.weights`.
 
-18 layers, 1 KV head of 256, no chat template. All layers but 5, 11 and 17 attend to the last 512 tokens only. Keys have
-outlier channels near 30 times the rest, and a few channels that are always zero, which makes the model a hard case for a
-codec. The weights are 253 MB in four packages; a conversion takes 20 to 80 s and 2.5 GB of memory. They come under the
-Gemma terms of use.
+18 layers, 1 KV head of 256, no chat template. All layers but 5, 11 and 17 attend to the last 512 tokens only.
+Keys have outlier channels near 30 times the rest, and a few channels that are always zero, which makes the model a
+hard case for a codec. The weights are 253 MB in four packages; a conversion takes 20 to 80 s and 2.5 GB of memory. They
+come under the Gemma terms of use.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from lynx_net.integrations.weights import BundledModel, LoadedModel, Part
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 __all__ = ["MODEL", "ensure_model", "load"]
 

@@ -42,14 +42,15 @@ def recorded_queries(model: PreTrainedModel, last: int) -> Iterator[list[torch.T
     """
     queries: list[torch.Tensor] = []
     usual = model.config.get_text_config()._attn_implementation
-    attend = AttentionInterface()[usual]
+    attend = AttentionInterface()[usual]  # type: ignore[no-untyped-call]  # not annotated in transformers
 
     def record(module: torch.nn.Module, query: torch.Tensor, *arguments: Any, **options: Any) -> Any:
         queries.append(query[0, :, -last:].float().clone())
         return attend(module, query, *arguments, **options)
 
     AttentionInterface.register(_RECORDING, record)
-    AttentionMaskInterface.register(_RECORDING, AttentionMaskInterface()[usual])
+    masks = AttentionMaskInterface()  # type: ignore[no-untyped-call]
+    AttentionMaskInterface.register(_RECORDING, masks[usual])
     model.set_attn_implementation(_RECORDING)
     try:
         yield queries
@@ -70,7 +71,7 @@ def attention_scores(
     """
     config = model.config.get_text_config()
     kinds = getattr(config, "layer_types", None) or ["full_attention"] * len(keys)
-    layers = model.get_decoder().layers
+    layers = model.get_decoder().layers  # type: ignore[no-untyped-call]
     scores = []
     for layer, kind, query, key in zip(layers, kinds, queries, keys, strict=True):
         tokens, heads, size = key.shape
@@ -96,7 +97,7 @@ def fine_tokens(scores: NDArray[np.float32], count: int, *, recent: int = 16) ->
         scores: [layers, tokens] of `attention_scores`.
         recent: so many of the last tokens are always among them.
     """
-    if not 0 <= recent:
+    if not recent >= 0:
         raise LocalProtocolError(f"recent must not be negative, it is {recent}")
     means = scores.mean(axis=0)
     tokens = len(means)

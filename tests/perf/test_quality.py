@@ -1,4 +1,4 @@
-"""The quality benchmark on a tiny random model: its short cuts give what the long way gives, and its JSON has its shape."""
+"""The quality benchmark on a tiny random model: short cuts give what the long way gives; the JSON has its shape."""
 
 from __future__ import annotations
 
@@ -125,16 +125,22 @@ def test_scores_are_shares_of_attention(captured: quality_capture.Capture) -> No
     assert (captured.scores[0] > 0).all()
 
 
-def test_fine_tokens_have_no_more_error_than_the_full_cache(captured: quality_capture.Capture, loaded: LoadedModel) -> None:
+def test_fine_tokens_have_no_more_error_than_the_full_cache(
+    captured: quality_capture.Capture, loaded: LoadedModel
+) -> None:
     layout = layout_of(loaded.model.config, TOKENS, dtype="bfloat16")
     kept = {"raw_head": 4, "fine": 20}
-    plain, fine = (code(subject, captured, layout) for subject in (Subject("nested", raw_head=4), Subject("nested", **kept)))
+    plain, fine = (
+        code(subject, captured, layout) for subject in (Subject("nested", raw_head=4), Subject("nested", **kept))
+    )
     better = (fine.anchor[0] != plain.anchor[0]).any((0, 2, 3))
     assert better.sum() == 20
     assert not better[:4].any()
     np.testing.assert_array_equal(fine.anchor[0][:, better], fine.full[0][:, better])
     of_plain, of_fine = (bits(Subject("nested", **options), layout, [], layout) for options in ({"raw_head": 4}, kept))
-    assert of_fine["bits_anchor"] - of_plain["bits_anchor"] == pytest.approx(20 / TOKENS * 4 + 8 * 8 * 2 * 20 / layout.values)
+    assert of_fine["bits_anchor"] - of_plain["bits_anchor"] == pytest.approx(
+        20 / TOKENS * 4 + 8 * 8 * 2 * 20 / layout.values
+    )
     attention = Attention(loaded.model, captured)
     assert errors(attention, fine)["attn_err_anchor"] < errors(attention, plain)["attn_err_anchor"]
 
@@ -149,7 +155,18 @@ def test_every_figure_of_the_issue_is_there(
 
     monkeypatch.setenv("LYNX_NET_CACHE", str(tmp_path))
     monkeypatch.setattr(quality, "MODELS", {"tiny": Tiny()})
-    arguments = ["--models", "tiny", "--tokens", str(TOKENS), "--prompts", "3", "--error-prompts", "1", "--threads", "1"]
+    arguments = [
+        "--models",
+        "tiny",
+        "--tokens",
+        str(TOKENS),
+        "--prompts",
+        "3",
+        "--error-prompts",
+        "1",
+        "--threads",
+        "1",
+    ]
     chosen = [quality.DEFAULT, "lynx", "lynx_raw", "int8"]
     assert quality.main([*arguments, "--codecs", *chosen, "--json", str(tmp_path / "out.json")]) == 0
     result = json.loads((tmp_path / "out.json").read_text())
@@ -163,7 +180,9 @@ def test_every_figure_of_the_issue_is_there(
             assert row[name] >= 0
         assert row["exact_ok"] is None
         assert row["prompts"] == 3
-    assert result["models"]["tiny"]["lynx"]["params"]["key"] == [{"alpha": result["models"]["tiny"]["lynx_raw"]["params"]["key"][0]["alpha"]}]
+    assert result["models"]["tiny"]["lynx"]["params"]["key"] == [
+        {"alpha": result["models"]["tiny"]["lynx_raw"]["params"]["key"][0]["alpha"]}
+    ]
     assert "accepted of 64" in capsys.readouterr().out
     files = sorted(path.stat().st_mtime_ns for path in (tmp_path / "quality").rglob("*.npz"))
     assert quality.main([*arguments, "--codecs", "lynx"]) == 0  # from what was kept
