@@ -54,7 +54,7 @@ KEPT: Mapping[str, Any] = {"raw_head": 4, "fine": 384, "fine_share": 0.16}
 
 KEYS, VALUES = {"bits": [4, 4], "chunk": 128}, {"bits": [3, 5]}
 ALPHAS = (0.25, 0.5, 1.0, 2.0)
-FEW = 12
+FEW = 8
 """Prompts for the codecs that are there for comparison."""
 
 SUBJECTS: Mapping[str, Subject] = {
@@ -205,7 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, default=1024, help="length of the caches (default: %(default)s)")
     parser.add_argument("--prompts", type=int, default=PROMPTS, help="prompts to draft on (default: %(default)s)")
     parser.add_argument(
-        "--error-prompts", type=int, default=8, help="caches of each kind to measure errors on (default: %(default)s)"
+        "--error-prompts", type=int, default=6, help="caches of each kind to measure errors on (default: %(default)s)"
     )
     parser.add_argument(
         "--prose", type=Path, metavar="FILE", help="a text to take the prose from, instead of the frozen one"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from lynx_net.integrations.scores import SCORE_QUERIES, attention_scores, recorded_queries
+from lynx_net.integrations.scores import SCORE_QUERIES, recorded_queries
 from lynx_net.integrations.transformers import ProgressiveCache, TransformersModel, layout_of, prefill
 from perf.quality_prompts import chat_prompt, prompt_set, prose
 
@@ -128,9 +128,7 @@ def prompt_tokens(tokenizer: Any, kind: Kind, number: int, tokens: int, text: st
 
 def capture(model: Any, prompt: Sequence[int], tokens: int, kind: Kind) -> Capture:
     """Prefill a prompt, decode what follows, and record how it reads the cache."""
-    with recorded_queries(model, SCORE_QUERIES) as asked:
-        prefilled = prefill(model, prompt[:tokens])
-    scores = attention_scores(model, asked, prefilled.keys)
+    prefilled = prefill(model, prompt[:tokens], score_queries=SCORE_QUERIES)
     keys, values = (np.stack([_bfloat16(array) for array in arrays]) for arrays in (prefilled.keys, prefilled.values))
     greedy = Greedy(model, tokens)
     fill(greedy.cache, widen(keys), widen(values))
@@ -144,7 +142,7 @@ def capture(model: Any, prompt: Sequence[int], tokens: int, kind: Kind) -> Captu
         for name in ("all_keys", "all_values")
     )
     read = np.stack([query.numpy() for query in queries])
-    return Capture(keys, values, last, np.array(following), read, new_keys, new_values, scores)
+    return Capture(keys, values, last, np.array(following), read, new_keys, new_values, prefilled.scores)
 
 
 def captures(

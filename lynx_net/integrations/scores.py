@@ -59,7 +59,7 @@ def recorded_queries(model: PreTrainedModel, last: int) -> Iterator[list[torch.T
 
 
 def attention_scores(
-    model: PreTrainedModel, queries: Sequence[torch.Tensor], keys: Sequence[NDArray[np.float32]]
+    model: PreTrainedModel, queries: Sequence[torch.Tensor], keys: Sequence[torch.Tensor]
 ) -> NDArray[np.float32]:
     """Share of the attention of the last queries that each token gets: float32 [layers, tokens], rows add up to 1.
 
@@ -67,7 +67,7 @@ def attention_scores(
 
     Args:
         queries: per layer [query heads, last, size], of the last positions in `keys`.
-        keys: per layer [tokens, heads, size].
+        keys: per layer [tokens, heads, size], any float dtype.
     """
     config = model.config.get_text_config()
     kinds = getattr(config, "layer_types", None) or ["full_attention"] * len(keys)
@@ -83,7 +83,7 @@ def attention_scores(
         if kind == "sliding_attention":
             hidden |= positions <= at - config.sliding_window
         folded = query.reshape(heads, group * asked, size) * layer.self_attn.scaling
-        products = folded @ torch.from_numpy(key).permute(1, 2, 0)
+        products = folded @ key.float().permute(1, 2, 0)
         products.masked_fill_(hidden.repeat(group, 1), float("-inf"))
         scores.append(products.softmax(-1).mean((0, 1)))
     result: NDArray[np.float32] = torch.stack(scores).numpy()
