@@ -20,10 +20,12 @@ heads of a group into the rows of one matrix instead. The result differs only in
 from __future__ import annotations
 
 import inspect
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lynx_net.errors import BackendMissingError, LocalProtocolError
+from lynx_net.integrations.scores import attention_scores, recorded_queries
 from lynx_net.wire.layout import CacheLayout
 
 try:
@@ -37,6 +39,7 @@ except ImportError as error:
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from contextlib import AbstractContextManager
 
     import numpy as np
     from numpy.typing import NDArray
@@ -64,6 +67,9 @@ class Prefilled:
 
     logits: NDArray[np.float32]
     """[vocab]: scores of the token that follows the prompt."""
+
+    scores: NDArray[np.float32] | None = None
+    """[layers, tokens]: share of the attention that each token gets (`attention_scores`), if it was asked for."""
 
 
 class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # transformers' __init_subclass__ has no annotations
@@ -267,11 +273,15 @@ def layout_of(
     )
 
 
-def prefill(model: PreTrainedModel, token_ids: Sequence[int]) -> Prefilled:
+def prefill(model: PreTrainedModel, token_ids: Sequence[int], *, score_queries: int = 0) -> Prefilled:
     """Run the prompt through the model once and return its cache and the scores after its last token.
 
     For a transfer, send the first `len(token_ids) - 1` positions: the receiver feeds the last token
     itself. Blocks for the whole pass.
+
+    Args:
+        score_queries: if not 0, measure which tokens the attention of so many of the last positions leans on
+            (`SCORE_QUERIES` is a good number); costs about a hundredth of the pass.
 
     Raises:
         LocalProtocolError: an empty prompt, or a model whose cache `layout_of` cannot describe.
@@ -282,11 +292,16 @@ def prefill(model: PreTrainedModel, token_ids: Sequence[int]) -> Prefilled:
     cache = ProgressiveCache(layout, room=0)
     cache.truncate(0)
     inputs = torch.tensor([list(token_ids)], dtype=torch.long)
-    with torch.inference_mode():
+    recording: AbstractContextManager[list[torch.Tensor]] = (
+        recorded_queries(model, score_queries) if score_queries else nullcontext([])
+    )
+    with torch.inference_mode(), recording as queries:
         output = model(input_ids=inputs, use_cache=True, logits_to_keep=1, **{_cache_argument(model): cache})
         logits: NDArray[np.float32] = output.logits[0, -1].float().numpy()
+        tensors = [layer.keys[0].transpose(0, 1) for layer in cache.layers]  # type: ignore[index,union-attr]
+        scores = attention_scores(model, queries, tensors) if score_queries else None
     layers = range(layout.layers)
-    return Prefilled([cache.view(i, "key") for i in layers], [cache.view(i, "value") for i in layers], logits)
+    return Prefilled([cache.view(i, "key") for i in layers], [cache.view(i, "value") for i in layers], logits, scores)
 
 
 def _as_numpy(tensor: torch.Tensor) -> NDArray[Any]:
