@@ -14,6 +14,7 @@ import pytest
 
 import lynx_codec
 from lynx_net import CacheLayout, HostCache, KVLink, Sending
+from lynx_net.serdes.fine import fine_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,10 +24,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class Cache:
-    """A random cache with its layout."""
+    """A random cache with its layout; `fine` names its fine tokens."""
 
     layout: CacheLayout
     arrays: dict[tuple[int, str], NDArray[Any]]
+    fine: NDArray[Any]
 
     async def write_to(self, sending: Sending) -> None:
         for layer in range(self.layout.layers):
@@ -44,7 +46,8 @@ class Cache:
         for page in self.layout.pages():
             buffers = [memoryview(bytearray(size)) for size in codec.stream_bytes(page.shape, wide=True)]
             array = self.arrays[page.layer, page.kind][page.start : page.stop]
-            lengths = codec.encode(array, page.shape, buffers)
+            fine = self.fine[(self.fine >= page.start) & (self.fine < page.stop)] - page.start
+            lengths = codec.encode(array, page.shape, buffers, fine)
             encoded = [buffer[:length] for buffer, length in zip(buffers, lengths, strict=True)]
             out = target.view(page.layer, page.kind)[page.start : page.stop]
             codec.decode(encoded[:streams], page.shape, out)
@@ -63,7 +66,8 @@ def make_cache(seed: int = 0, **fields: Any) -> Cache:
             elif layout.dtype == "bfloat16":
                 array = (array.view(np.uint32) >> 16).astype(np.uint16)
             arrays[layer, kind] = array
-    return Cache(layout, arrays)
+    fine = fine_tokens(layout)
+    return Cache(layout.with_fine(fine.tolist()), arrays, fine)
 
 
 def same(left: HostCache, right: HostCache) -> bool:

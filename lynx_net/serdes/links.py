@@ -7,6 +7,8 @@ import contextlib
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from lynx_codec import CodecPlan, PageShape
 from lynx_codec.plan import PLAN, CodecTable
 from lynx_codec.registry import CodecBuilder
@@ -14,6 +16,7 @@ from lynx_net.aio.endpoint import Endpoint, Server
 from lynx_net.aio.link import IncomingRequest, Link
 from lynx_net.errors import CodecError
 from lynx_net.serdes.deserializer import ReceivedTransfer
+from lynx_net.serdes.fine import fine_tokens
 from lynx_net.serdes.serializer import Sending
 from lynx_net.serdes.target import HostCache
 from lynx_net.wire.config import LinkConfig
@@ -21,6 +24,8 @@ from lynx_net.wire.config import LinkConfig
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
     from concurrent.futures import Executor
+
+    from numpy.typing import NDArray
 
     from lynx_net.aio.link import LinkParts, MakeIncoming
     from lynx_net.aio.timeline import Observer
@@ -63,6 +68,7 @@ class KVLink(Link):
         *,
         codec: str | CodecPlan = "lynx",
         codec_params: dict[str, Any] | None = None,
+        fine: NDArray[np.integer[Any]] | Sequence[int] | None = None,
         meta: dict[str, Any] | None = None,
         first_token: int | None = None,
     ) -> Sending:
@@ -72,6 +78,8 @@ class KVLink(Link):
             request_id: names the request for both applications.
             layout: shape and dtype of the cache.
             codec, codec_params: a codec of `lynx_codec`, by name; or a `CodecPlan`, for layers that differ.
+            fine: tokens of the cache that have all their bits in the first stream: increasing, and none of them raw
+                (see `fine_tokens`). By default the last sixth of the cache; codecs of one stream have no use for it.
             meta: anything msgpack can pack; the receiver finds it in `transfer.offer.meta`.
             first_token: first output token, if prefill has computed it.
 
@@ -88,6 +96,8 @@ class KVLink(Link):
             name, chosen = codec, CodecBuilder().build(codec, codec_params or {})
             codecs, params = CodecTable.uniform(chosen, layout.layers, layout.kinds), chosen.params()
         codecs.check({kind: PageShape(0, layout.heads, layout.size_of(kind)) for kind in layout.kinds})
+        tokens = np.asarray(fine_tokens(layout) if fine is None else fine, dtype=np.int64)
+        layout = layout.with_fine(tokens.tolist())
         transfer = self.open_transfer(
             request_id,
             layout,
@@ -98,7 +108,7 @@ class KVLink(Link):
             meta=meta,
             first_token=first_token,
         )
-        return Sending(transfer, codecs, self._executor)
+        return Sending(transfer, codecs, tokens, self._executor)
 
     def requests(self) -> AsyncIterator[KVRequest]:
         return super().requests()  # type: ignore[return-value]  # `make_request` makes no others

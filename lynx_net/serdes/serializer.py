@@ -39,9 +39,12 @@ class Sending:
     exception aborts the transfer, and the receiver's waiters learn of it at once.
     """
 
-    def __init__(self, transfer: OutgoingTransfer, codecs: CodecTable, executor: Executor | None) -> None:
+    def __init__(
+        self, transfer: OutgoingTransfer, codecs: CodecTable, fine: NDArray[np.int64], executor: Executor | None
+    ) -> None:
         self._transfer = transfer
         self._codecs = codecs
+        self._fine = fine
         self._executor = executor
         self._written: set[int] = set()
 
@@ -129,8 +132,10 @@ class Sending:
             assert array is not None
             codec = self._codecs.codec(page.layer, page.kind)
             outs = [memoryview(bytearray(size)) for size in codec.stream_bytes(page.shape, wide=True)]
+            first, stop = np.searchsorted(self._fine, (page.start, page.stop))
+            fine = self._fine[first:stop] - page.start
             try:
-                lengths = codec.encode(array[page.start : page.stop], page.shape, outs)
+                lengths = codec.encode(array[page.start : page.stop], page.shape, outs, fine)
             except NonFiniteError as error:
                 error.add_note(f"{page.kind}s, token {page.start + error.token} of the cache")
                 raise

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import struct
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from lynx_codec.base import PAGE_TOKENS, PageShape
 from lynx_net.errors import LocalProtocolError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 __all__ = ["KINDS", "CacheLayout", "Kind", "PageRef"]
 
@@ -49,7 +50,9 @@ class CacheLayout:
         dtype: of the cache at the sender: "float32", "float16" or "bfloat16".
         page_tokens: tokens of a full page; the last page of a layer may hold fewer.
         raw_head, raw_tail: the first and the last tokens of the cache, which travel as 16-bit
-            floats in stream 0: attention sinks and the recent window must not be coarse.
+            floats in stream 0.
+        fine: how many tokens of each page of an array are fine, that is, have all their bits in stream 0; the same
+            in all arrays, empty if no token is. `with_fine` makes it.
     """
 
     layers: int
@@ -60,12 +63,13 @@ class CacheLayout:
     dtype: str = "float32"
     page_tokens: int = PAGE_TOKENS
     raw_head: int = 4
-    raw_tail: int = 64
+    raw_tail: int = 0
+    fine: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name != "dtype" and (type(value) is not int or value < 0):
+            if field.name not in ("dtype", "fine") and (type(value) is not int or value < 0):
                 raise LocalProtocolError(f"layout: {field.name} must be a non-negative integer, not {value!r}")
         if self.dtype not in _DTYPES:
             raise LocalProtocolError(f"layout: dtype must be one of {', '.join(_DTYPES)}, not {self.dtype!r}")
@@ -80,9 +84,23 @@ class CacheLayout:
             raise LocalProtocolError(f"layout: tokens, raw_head and raw_tail must be at most {MAX_TOKENS}")
         if self.page_count > MAX_PAGES:
             raise LocalProtocolError(f"layout: {self.page_count} pages, more than {MAX_PAGES}")
+        self._check_fine()
         page_values = min(self.tokens, self.page_tokens) * self.heads * max(self.key_size, self.value_size)
         if page_values > MAX_PAGE_VALUES:
             raise LocalProtocolError(f"layout: a page of {page_values} values, more than {MAX_PAGE_VALUES}")
+
+    def _check_fine(self) -> None:
+        if not isinstance(self.fine, tuple) or len(self.fine) not in (0, self.pages_per_array):
+            raise LocalProtocolError(
+                f"layout: fine must have a number for each of {self.pages_per_array} pages, or none"
+            )
+        for position, count in enumerate(self.fine):
+            start, stop, raw_head, raw_tail = self._cut(position)
+            if type(count) is not int or not 0 <= count <= stop - start - raw_head - raw_tail:
+                raise LocalProtocolError(
+                    f"layout: page {position} of an array cannot have {count!r} fine tokens: "
+                    f"{stop - start} tokens, {raw_head + raw_tail} of them raw"
+                )
 
     @property
     def pages_per_array(self) -> int:
@@ -119,12 +137,34 @@ class CacheLayout:
         array, position = divmod(index, self.pages_per_array)
         layer, which = divmod(array, len(self.kinds))
         kind = self.kinds[which]
+        start, stop, raw_head, raw_tail = self._cut(position)
+        fine = self.fine[position] if self.fine else 0
+        shape = PageShape(stop - start, self.heads, self.size_of(kind), raw_head, raw_tail, fine)
+        return PageRef(index, layer, kind, start, stop, shape)
+
+    def _cut(self, position: int) -> tuple[int, int, int, int]:
+        """First token, token behind the last, and raw tokens at both ends of a page of an array."""
         start = position * self.page_tokens
         stop = min(start + self.page_tokens, self.tokens)
         raw_head = min(max(self.raw_head - start, 0), stop - start)
         raw_tail = min(max(stop - max(self.tokens - self.raw_tail, 0), 0), stop - start - raw_head)
-        shape = PageShape(stop - start, self.heads, self.size_of(kind), raw_head, raw_tail)
-        return PageRef(index, layer, kind, start, stop, shape)
+        return start, stop, raw_head, raw_tail
+
+    def with_fine(self, tokens: Sequence[int]) -> CacheLayout:
+        """This layout with these fine tokens of the cache: increasing, and none of them raw.
+
+        Raises:
+            LocalProtocolError: naming what is wrong with them.
+        """
+        counts = [0] * self.pages_per_array
+        before = -1
+        coded = range(min(self.raw_head, self.tokens), max(self.tokens - self.raw_tail, 0))
+        for token in tokens:
+            if token <= before or token not in coded:
+                raise LocalProtocolError(f"fine tokens must increase and not be raw: {token} after {before}")
+            counts[token // self.page_tokens] += 1
+            before = token
+        return replace(self, fine=tuple(counts) if before >= 0 else ())
 
     def layer_pages(self, layer: int) -> range:
         """Numbers of the pages of one layer."""
@@ -137,7 +177,9 @@ class CacheLayout:
 
     def to_wire(self) -> dict[str, Any]:
         """The layout as a map for a control message."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        data: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        data["fine"] = struct.pack(f"<{len(self.fine)}H", *self.fine)
+        return data
 
     @classmethod
     def from_wire(cls, data: object) -> CacheLayout:
@@ -145,4 +187,7 @@ class CacheLayout:
         names = {field.name for field in fields(cls)}
         if not isinstance(data, dict) or set(data) != names:
             raise LocalProtocolError("layout: the fields differ from those of this version")
-        return cls(**data)
+        fine = data["fine"]
+        if not isinstance(fine, bytes) or len(fine) % 2:
+            raise LocalProtocolError("layout: fine must be bytes, two for each page of an array")
+        return cls(**{**data, "fine": struct.unpack(f"<{len(fine) // 2}H", fine)})

@@ -40,7 +40,7 @@ __all__ = [
     "encode_message",
 ]
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 MAX_DEPTH = 8
 """Containers inside one another, the message itself included."""

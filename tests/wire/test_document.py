@@ -14,7 +14,14 @@ from lynx_net.wire.layout import CacheLayout
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "wire-format.md"
 TEXT = DOCUMENT.read_text()
-TYPES = {"int": "int", "str": "str", "bytes": "bytes", "dict[str, Any]": "dict", "int | None": "int or nil"}
+TYPES = {
+    "int": "int",
+    "str": "str",
+    "bytes": "bytes",
+    "tuple[int, ...]": "bytes",
+    "dict[str, Any]": "dict",
+    "int | None": "int or nil",
+}
 
 
 def section(title: str) -> str:

@@ -28,6 +28,22 @@ layouts = st.builds(
 )
 
 
+@given(layouts, st.data())
+def test_fine_tokens_are_counted_page_by_page(layout: CacheLayout, data: st.DataObject) -> None:
+    coded = range(min(layout.raw_head, layout.tokens), max(layout.tokens - layout.raw_tail, 0))
+    tokens = sorted(data.draw(st.sets(st.sampled_from(coded)))) if coded else []
+    layout = layout.with_fine(tokens)
+    assert CacheLayout.from_wire(layout.to_wire()) == layout
+    for page in layout.pages():
+        assert page.shape.fine == sum(page.start <= token < page.stop for token in tokens)
+
+
+@pytest.mark.parametrize("tokens", [[0], [4], [2, 1], [2, 2], [-1], [5]])
+def test_tokens_that_cannot_be_fine(tokens: list[int]) -> None:
+    with pytest.raises(LocalProtocolError, match="fine tokens"):
+        LAYOUT.with_fine(tokens)
+
+
 @given(layouts)
 def test_the_pages_partition_every_array_and_its_raw_tokens(layout: CacheLayout) -> None:
     covered = {(layer, kind): np.zeros(layout.tokens, int) for layer in range(layout.layers) for kind in layout.kinds}
@@ -98,9 +114,11 @@ ABSURD: list[dict[str, Any]] = [
     *(
         {name: value}
         for name in LAYOUT.to_wire()
-        if name != "dtype"
+        if name not in ("dtype", "fine")
         for value in (-1, True, 1.0, "1", None, [1], 1 << 64)
     ),
+    *({"fine": value} for value in (-1, None, "1", b"1", b"1234", [1], (0, 0), (1, 3, 0), (0, -1, 0), (0, True, 0))),
+    {"fine": b"\xff\xff\0\0\0\0"},
     {"dtype": "int8"},
     {"dtype": 1},
     {"dtype": None},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -210,7 +211,7 @@ def test_pages_in_order_never_exceed_the_early_bound_and_starting_them_all_does(
 
 @pytest.mark.parametrize("fields", [{"layers": 0}, {"tokens": 0}, {"key_size": 0, "value_size": 0}], ids=str)
 def test_a_transfer_without_pages_is_complete_at_once(fields: dict[str, int]) -> None:
-    layout = CacheLayout(**(LAYOUT.to_wire() | fields))
+    layout = replace(LAYOUT, **fields)
     state = make_state(layout=layout)
     events = state.start()
     assert events[-1] == TransferComplete(1)
