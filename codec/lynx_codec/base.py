@@ -149,9 +149,6 @@ class Codec(ABC):
                 but nothing outside it was touched.
         """
 
-    variable_streams: frozenset[int] = frozenset()
-    """Streams whose size depends on the values; `stream_bytes(shape, wide=True)` is only an upper bound of it."""
-
     @property
     def grid_tokens(self) -> int:
         """An encoded page can be cut before tokens at multiples of this without touching a value; 0: it stays whole."""

@@ -168,9 +168,7 @@ class IncomingTransfer(_Transfer):
 
     direction: Direction = "incoming"
 
-    def __init__(
-        self, link: Link, transfer: int, offer: Offer, *, stream_names: Sequence[str] | None = None
-    ) -> None:
+    def __init__(self, link: Link, transfer: int, offer: Offer, *, stream_names: Sequence[str] | None = None) -> None:
         super().__init__(link, transfer, offer, TransferStats.of(offer.streams), stream_names)
         self.target: Any = None
         """Where it is decoded into: what `allocate(offer)` returned."""
@@ -212,7 +210,9 @@ class IncomingTransfer(_Transfer):
             LocalProtocolError: the codec has no exact stream.
         """
         if not has_exact(self.stream_names):
-            raise LocalProtocolError(f"codec {self.offer.codec} of request {self.offer.request_id!r} has no exact stream")
+            raise LocalProtocolError(
+                f"codec {self.offer.codec} of request {self.offer.request_id!r} has no exact stream"
+            )
         return self._streams[-1]
 
     def cancel(self, reason: str = "cancelled by the receiver") -> None:
@@ -265,8 +265,10 @@ class IncomingTransfer(_Transfer):
 def _checked_names(names: Sequence[str] | None, streams: int) -> tuple[str, ...]:
     """Names for the streams of a transfer; where the codec is unknown, those of a codec without an exact stream."""
     if names is None:
-        return ("anchor", "residual")[:streams] if streams <= 2 else (
-            "anchor", *(f"residual{number}" for number in range(1, streams))
+        return (
+            ("anchor", "residual")[:streams]
+            if streams <= 2
+            else ("anchor", *(f"residual{number}" for number in range(1, streams)))
         )
     if len(names) != streams:
         raise LocalProtocolError(f"streams: the offer has {streams}, the codec {len(names)}: {', '.join(names)}")

@@ -14,6 +14,7 @@ from wirekit import LAYOUT, NEED_BYTES, SIZES, STREAMS, page_bytes, page_sizes, 
 from lynx_net.errors import FlowControlError, IntegrityError, LocalProtocolError, RemoteProtocolError
 from lynx_net.wire.frames import SegmentHeader, checksum
 from lynx_net.wire.layout import CacheLayout
+from lynx_net.wire.pool import BufferPool
 from lynx_net.wire.receiving import LayerReady, PageArrived, ReceiveState, StreamReady, TransferComplete
 
 ALL = [part for page in range(LAYOUT.page_count) for stream in range(STREAMS) for part in segments_of(1, page, stream)]
@@ -265,3 +266,64 @@ def test_decoding_what_was_not_handed_out_is_a_local_error() -> None:
 def test_sizes_include_the_interesting_ones() -> None:
     used = {sent_size(page, stream) for page in range(LAYOUT.page_count) for stream in range(STREAMS)}
     assert used == set(SIZES)
+
+
+BOUND = 10_000
+
+
+def bounded_state(initial_credit: int = 0) -> ReceiveState:
+    """Stream 0 of each page has one size, stream 1 any up to a bound."""
+    sizes = [frozenset({5000}), range(BOUND + 1)]
+    state = ReceiveState(1, LAYOUT, 2, 4096, lambda _: sizes, [NEED_BYTES] * 2, initial_credit)
+    for window in state.windows:
+        window.limit = NEED_BYTES
+    state.accepted = True
+    return state
+
+
+@given(sizes=st.lists(st.integers(0, BOUND), min_size=LAYOUT.page_count, max_size=LAYOUT.page_count))
+def test_a_stream_of_bounded_size_takes_any_size_and_counts_what_came(sizes: list[int]) -> None:
+    state = bounded_state()
+    for page, size in enumerate(sizes):
+        for stream, data in enumerate((bytes(5000), bytes([page + 1]) * size)):
+            for at in range(0, len(data), 4096) or (0,):
+                part = data[at : at + 4096]
+                fill(state, SegmentHeader(1, page, stream, at, len(part), len(data), checksum(part)), part)
+                state.segment_arrived(
+                    SegmentHeader(1, page, stream, at, len(part), len(data), checksum(part)), checksum(part)
+                )
+        assert bytes(state.page_streams(page, 1)[1]) == data
+    assert state.windows[1].received == state.windows[1].held == sum(sizes)
+    for page in range(LAYOUT.page_count):
+        state.decoded(page, 1)
+    assert state.windows[1].held == 0
+    assert state.complete
+
+
+@pytest.mark.parametrize("size", [BOUND + 1, 2**32 - 1])
+def test_a_stream_beyond_its_bound_gets_no_memory(size: int) -> None:
+    taken: list[int] = []
+
+    class Counting(BufferPool):
+        def take(self, size: int) -> memoryview:
+            taken.append(size)
+            return super().take(size)
+
+    state = bounded_state()
+    state._pool = Counting()
+    with pytest.raises(RemoteProtocolError, match=f"cannot have {size} bytes"):
+        state.place(SegmentHeader(1, 0, 1, 0, 4096, size, 0))
+    assert taken == []
+    assert state.windows[1].received == 0
+    assert state.place(SegmentHeader(1, 0, 1, 0, 4096, BOUND, 0)) is not None
+    assert taken == [BOUND]
+    with pytest.raises(RemoteProtocolError, match="changed"):
+        state.place(SegmentHeader(1, 0, 1, 4096, 4096, BOUND - 1, 0))
+
+
+def test_credit_bounds_a_stream_of_bounded_size() -> None:
+    state = bounded_state()
+    state.windows[1].limit = 5000
+    assert state.place(SegmentHeader(1, 0, 1, 0, 4096, 8192, 0)) is not None
+    with pytest.raises(FlowControlError):
+        state.place(SegmentHeader(1, 0, 1, 4096, 4096, 8192, 0))

@@ -68,13 +68,13 @@ SIZES = (4097, 0, 4096, 10_000, 1, 9000, 4095, 8192)
 STREAMS = 2
 
 
-def page_sizes(page: int) -> list[frozenset[int]]:
+def page_sizes(page: int, streams: int = STREAMS) -> list[frozenset[int]]:
     """Sizes a page may have: the one that is sent, and one that never is."""
-    return [frozenset({SIZES[(3 * page + stream) % len(SIZES)], 20_000}) for stream in range(STREAMS)]
+    return [frozenset({sent_size(page, stream), 20_000}) for stream in range(streams)]
 
 
 def sent_size(page: int, stream: int) -> int:
-    return min(page_sizes(page)[stream])
+    return SIZES[(3 * page + stream) % len(SIZES)]
 
 
 def page_bytes(transfer: int, page: int, stream: int) -> bytes:

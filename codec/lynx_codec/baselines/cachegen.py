@@ -101,7 +101,7 @@ class CacheGenCodec(BaselineCodec):
 
     # --- layout ------------------------------------------------------------------------------------------------------
 
-    def _widths(self, shape: PageShape) -> int:
+    def _slot_bytes(self, shape: PageShape) -> int:
         return shape.channels if self._unit == "channel" else 1
 
     @staticmethod
@@ -111,7 +111,7 @@ class CacheGenCodec(BaselineCodec):
     def _fixed_bytes(self, shape: PageShape) -> int:
         """Bytes of the body without words and escapes."""
         anchors = self._anchors(shape) * (4 * shape.heads + shape.channels)
-        return anchors + 2 * self._widths(shape) + shape.channels + COUNT_BYTES
+        return anchors + 2 * self._slot_bytes(shape) + shape.channels + COUNT_BYTES
 
     def _body_bytes(self, shape: PageShape) -> int:
         return self._fixed_bytes(shape) + 2 * (shape.coded_tokens - self._anchors(shape)) * shape.channels
@@ -202,7 +202,7 @@ class CacheGenCodec(BaselineCodec):
         scale, at = read_fields(body, at, fields)
         codes = body[at : at + count * shape.channels].reshape(count, shape.heads, shape.head_size)
         anchors = dequantise(low, scale, codes, 2, WHOLE_HEAD, 8)
-        width, at = read_fields(body, at + codes.size, (self._widths(shape),))
+        width, at = read_fields(body, at + codes.size, (self._slot_bytes(shape),))
         if bool((width < 0).any()):
             raise CodecError("a bin width is negative")
         tables = body[at : at + shape.channels]
