@@ -6,6 +6,7 @@ from lynx_net.aio.timeline import Observer, Timeline
 from lynx_net.aio.transfer import IncomingTransfer, Offer
 from lynx_net.errors import LynxError
 from lynx_net.serdes.deserializer import ReceivedTransfer
+from lynx_net.serdes.fine import fine_tokens
 from lynx_net.serdes.links import KVLink, KVRequest, KVServer, connect, serve
 from lynx_net.serdes.serializer import Sending
 from lynx_net.serdes.target import HostCache, KVTarget
@@ -43,5 +44,6 @@ __all__ = [
     "TransferStats",
     "__version__",
     "connect",
+    "fine_tokens",
     "serve",
 ]

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from lynx_net.demo.display import PlainDisplay
 from lynx_net.demo.experiment import Experiment, compare
-from lynx_net.demo.options import DemoOptions, add_arguments, options_from
+from lynx_net.demo.options import DEFAULT, DemoOptions, add_arguments, options_from
 from lynx_net.demo.pair import Pair
 from lynx_net.demo.process import leave, limit_threads, run_loop
 from lynx_net.demo.prompts import build_prompt, read_document
@@ -98,11 +98,12 @@ async def measure(options: DemoOptions, prompts: int, samples: list[dict[str, An
         async def work() -> None:
             await experiment.load()
             tokenizer = experiment.loaded.tokenizer
+            (codec,) = options.codecs
             chosen = zip(documents(), itertools.cycle(QUESTIONS), strict=False)
             for number, ((name, text), question) in enumerate(itertools.islice(chosen, prompts), 1):
                 prompt = build_prompt(tokenizer, text, question, options.prompt_tokens)
-                result, plain = await experiment.transfer("lynx", prompt.tokens)
-                compare([result], {"lynx": plain})
+                result, plain = await experiment.transfer(codec, prompt.tokens)
+                compare([result], {codec: plain})
                 samples.append(_sample(result, name, question, len(prompt.tokens)))
                 display.note(
                     f"{number}/{prompts}: {result.accepted} of {result.drafted} drafts accepted, "
@@ -150,11 +151,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m perf.acceptance", description=__doc__)
     parser.add_argument("--prompts", type=int, default=20, metavar="N", help="how many (default: %(default)s)")
     add_arguments(parser)
+    parser.set_defaults(codecs=(DEFAULT,))
     limit_threads()
     arguments = parser.parse_args(argv)
     samples: list[dict[str, Any]] = []
     try:
-        options = dataclasses.replace(options_from(arguments), codecs=("lynx",), temperature=0.0)
+        options = dataclasses.replace(options_from(arguments), temperature=0.0)
         run_loop(measure(options, arguments.prompts, samples))
     except LynxError as error:
         print(f"perf.acceptance: {error}", file=sys.stderr, flush=True)

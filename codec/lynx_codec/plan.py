@@ -85,6 +85,12 @@ class CodecPlan:
         return CodecTable(codecs, {kind: [number_of(layer, kind) for layer in range(layers)] for kind in kinds})
 
 
+DEFAULT_PLAN = CodecPlan(
+    "nested", {"bits": [4, 4], "chunk": 128}, [CodecRule("nested", {"bits": [3, 5], "chunk": 128}, kind="value")]
+)
+"""What a transfer uses if nothing else is asked for: drafts need keys more than values (docs/codec-study.md)."""
+
+
 def _speaks_of(rule: CodecRule, layer: int, layers: int, kind: str) -> bool:
     return rule.kind in (None, kind) and (rule.layers is None or layer in rule.layers or layer - layers in rule.layers)
 

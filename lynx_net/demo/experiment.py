@@ -7,18 +7,19 @@ import contextlib
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
-from lynx_codec import get_codec
 from lynx_net.demo.exchange import STARTED_S, CacheRequest
+from lynx_net.demo.options import DEFAULT
 from lynx_net.demo.process import warm_up_codecs
 from lynx_net.demo.results import Agreement, Piece, TransferResult, agreement
 from lynx_net.integrations import smollm2
+from lynx_net.serdes.links import codecs_of
 from lynx_net.speculation import Commit, Done, Draft, Retract, decode, decode_plain
 from lynx_net.wire.frames import HEADER_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from lynx_net import CacheLayout, IncomingTransfer, Readiness
+    from lynx_net import IncomingTransfer, Offer, Readiness
     from lynx_net.demo.display import Display
     from lynx_net.demo.options import DemoOptions
     from lynx_net.demo.pair import Pair
@@ -85,12 +86,11 @@ class Experiment:
         model = TransformersModel(self.loaded.model, cache)
         send_first = options.first_token == "prefill"
         wanted = CacheRequest(codec, prompt, send_first, options.temperature, options.seed)
-        totals = _stream_totals(codec, layout)
         transfer = await self._pair.request(wanted, cache)
-        self._display.transfer(codec, totals)
+        self._display.transfer(codec, _stream_totals(transfer.offer))
         watching = asyncio.create_task(self._show_bytes(transfer))
         try:
-            result = await self._decode(model, transfer, prompt)
+            result = await self._decode(codec, model, transfer, prompt)
             await transfer.complete
         finally:
             watching.cancel()
@@ -104,7 +104,7 @@ class Experiment:
         return result, await self._in_thread(lambda: decode_again(model, prompt, options.new_tokens, first))
 
     async def _decode(
-        self, model: TransformersModel, transfer: IncomingTransfer, prompt: tuple[int, ...]
+        self, codec: str, model: TransformersModel, transfer: IncomingTransfer, prompt: tuple[int, ...]
     ) -> TransferResult:
         """Follow the decode loop and time what it says."""
         options = self._options
@@ -131,7 +131,7 @@ class Experiment:
         await transfer.complete
         refined = transfer.timeline().residual_ready_s is not None
         return TransferResult(
-            codec=transfer.offer.codec,
+            codec=codec,
             values=transfer.offer.layout.values,
             bytes_sent=transfer.stats.total_bytes + HEADER_BYTES * transfer.stats.segments,
             stream_bytes=list(transfer.stats.stream_bytes),
@@ -165,7 +165,8 @@ def _ready_at_s(readiness: Readiness) -> float:
 def compare(results: Sequence[TransferResult], plain: dict[str, list[int] | None]) -> None:
     """Fill in how every text agrees with plain decoding on Q_full and on the bf16 transfer."""
     for result in results:
-        result.versus_qfull = _versus(result, plain.get("lynx"))
+        own = DEFAULT if result.codec == DEFAULT else "lynx"
+        result.versus_qfull = _versus(result, plain.get(own))
         result.versus_bf16 = _versus(result, plain.get("bf16"))
 
 
@@ -200,11 +201,11 @@ def decode_again(
     return given + decode_plain(model, [prompt[-1], *given], max_new_tokens=new_tokens - len(given))
 
 
-def _stream_totals(codec: str, layout: CacheLayout) -> dict[str, int]:
+def _stream_totals(offer: Offer) -> dict[str, int]:
     """Bytes of every stream of a cache, if no page escapes to wide metadata; the most of an exact stream."""
-    coder = get_codec(codec)
-    per_page = [coder.stream_bytes(page.shape) for page in layout.pages()]
-    return {name: sum(counts[stream] for counts in per_page) for stream, name in enumerate(coder.stream_names)}
+    codecs = codecs_of(offer)
+    per_page = [codecs.codec(page.layer, page.kind).stream_bytes(page.shape) for page in offer.layout.pages()]
+    return {name: sum(counts[stream] for counts in per_page) for stream, name in enumerate(codecs.stream_names)}
 
 
 def _load() -> LoadedModel:

@@ -14,8 +14,14 @@ if TYPE_CHECKING:
 
 __all__ = ["CODECS", "DemoError", "DemoOptions", "add_arguments", "options_from"]
 
-CODECS = ("bf16", "int8", "int4", "lynx")
-"""The four transfers of the paper's table 1, in its order."""
+DEFAULT = "default"
+"""The codec of a transfer for which none is asked: fewer bits in the anchor, and fine tokens where attention leans."""
+
+CODECS = ("bf16", "int8", "int4", "lynx", DEFAULT)
+"""The four transfers of the paper's table 1, in its order, and this library's own."""
+
+RAW_TAIL = 64
+"""Last tokens that travel raw in the four transfers of the paper, for want of fine ones."""
 
 MAX_CONTEXT = 8192
 """Positions SmolLM2 was trained for."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import dataclasses
 import os
 import signal
 import sys
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import lynx_net
 from lynx_net.demo.exchange import STARTED_S, CacheRequest, Progress
-from lynx_net.demo.options import DemoError
+from lynx_net.demo.options import DEFAULT, RAW_TAIL, DemoError
 from lynx_net.demo.process import leave, limit_threads, run_loop
 from lynx_net.errors import (
     ConnectionFailedError,
@@ -82,6 +83,7 @@ class _Prefiller:
     def prefill(self, prompt: tuple[int, ...]) -> _Prefill:
         """The cache of `prompt` without its last token, computed once for requests in a row."""
         if self._last is None or self._last.prompt != prompt:
+            from lynx_net.integrations.scores import SCORE_QUERIES
             from lynx_net.integrations.transformers import layout_of, prefill
 
             loaded = self.load()
@@ -91,7 +93,7 @@ class _Prefiller:
             self._tell(Progress(f"prefill of {len(prompt)} tokens"))
             started_s = time.monotonic()
             layout = layout_of(loaded.model.config, len(prompt) - 1, dtype="float32")
-            self._last = _Prefill(prompt, layout, prefill(loaded.model, prompt))
+            self._last = _Prefill(prompt, layout, prefill(loaded.model, prompt, score_queries=SCORE_QUERIES))
             self._tell(Progress(f"prefill of {len(prompt)} tokens", time.monotonic() - started_s))
         return self._last
 
@@ -114,15 +116,23 @@ async def _serve(link: lynx_net.KVLink, prefiller: _Prefiller, executor: ThreadP
         first_token = _first_token(made.cache.logits, wanted) if wanted.first_token else None
         meta = {STARTED_S: time.monotonic()}
         try:
-            async with link.send(
-                request.id, made.layout, codec=wanted.codec, meta=meta, first_token=first_token
-            ) as transfer:
+            async with _sending(link, request.id, wanted.codec, made, meta=meta, first_token=first_token) as transfer:
                 for layer, (keys, values) in enumerate(zip(made.cache.keys, made.cache.values, strict=True)):
                     await transfer.write(layer, keys[:-1], values[:-1])
         except TransferAbortedError:
             continue  # the decode process did not want it after all, and may want another one
     if link.error is not None:
         raise link.error
+
+
+def _sending(link: lynx_net.KVLink, request_id: str, codec: str, made: _Prefill, **options: Any) -> lynx_net.Sending:
+    """The paper's transfers have raw tokens at both ends; the default has fine ones where attention leans."""
+    if codec != DEFAULT:
+        layout = dataclasses.replace(made.layout, raw_tail=RAW_TAIL)
+        return link.send(request_id, layout, codec=codec, fine=(), **options)
+    assert made.cache.scores is not None
+    fine = lynx_net.fine_tokens(made.layout, made.cache.scores[:, :-1])
+    return link.send(request_id, made.layout, fine=fine, **options)
 
 
 def _first_token(logits: NDArray[Any], wanted: CacheRequest) -> int:

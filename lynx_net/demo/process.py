@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, NoReturn
 
 from lynx_codec import get_codec
-from lynx_net.demo.options import CODECS
+from lynx_net.demo.options import CODECS, DEFAULT
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -42,7 +42,7 @@ def run_loop(work: Coroutine[None, None, None]) -> None:
 def warm_up_codecs() -> None:
     """Compile the kernels of every codec or read them from their cache, so that no transfer waits for it."""
     for name in CODECS:
-        get_codec(name).warm_up()
+        get_codec("nested" if name == DEFAULT else name).warm_up()
 
 
 def leave(code: int) -> NoReturn:

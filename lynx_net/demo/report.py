@@ -1,4 +1,4 @@
-"""The results as styled lines: a table, the time line of lynx, and its text with every draft in view.
+"""The results as styled lines: a table, the time line of one transfer, and its text with every draft in view.
 
 A line is a list of spans (text, style), so that the same lines go to a terminal in colour and to a
 pipe as plain text. Where colour says something, the plain text says it too: accepted drafts stand in
@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from itertools import groupby
 from typing import TYPE_CHECKING
+
+from lynx_net.demo.options import DEFAULT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,10 +37,14 @@ def report_lines(
 ) -> list[Line]:
     """The whole report."""
     lines = [[], *_table(results, options), []]
-    lynx = next((result for result in results if result.codec == "lynx"), None)
-    if lynx is not None:
-        lines += [*_timeline(lynx), [], *marked_text(lynx.pieces, detokenize)]
+    shown = max((result for result in results if result.codec in ("lynx", DEFAULT)), key=_is_default, default=None)
+    if shown is not None:
+        lines += [*_timeline(shown), [], *marked_text(shown.pieces, detokenize)]
     return lines
+
+
+def _is_default(result: TransferResult) -> bool:
+    return result.codec == DEFAULT
 
 
 def _table(results: Sequence[TransferResult], options: DemoOptions) -> list[Line]:
@@ -68,7 +74,7 @@ def _table(results: Sequence[TransferResult], options: DemoOptions) -> list[Line
         lines.append([("  ".join(cells), "head" if number == 0 else "")])
     notes = (
         "Times count from the start of the transfer, with the prefill done. The two last columns: tokens equal to",
-        "plain decoding on Q_full and on the bf16 transfer, @ the first that differs, counted from 0.",
+        "plain decoding on Q_full (its own, else that of lynx) and on the bf16 transfer, @ the first that differs, counted from 0.",
     )
     return lines + [[(note, "dim")] for note in notes]
 
@@ -82,7 +88,7 @@ def _agreement_cell(compared: Agreement | None) -> str:
 
 
 def _timeline(result: TransferResult) -> list[Line]:
-    """The moments of the lynx transfer and a bar chart of what ran beside what."""
+    """The moments of a transfer and a bar chart of what ran beside what."""
     moments: list[tuple[str, float | None]] = [
         ("anchor ready", result.anchor_ready_s),
         ("first token", result.ttft_s),
@@ -91,7 +97,9 @@ def _timeline(result: TransferResult) -> list[Line]:
         (f"token {len(result.tokens)}", max(result.token_times_s)),
     ]
     known = [(name, at_s) for name, at_s in moments if at_s is not None]
-    lines: list[Line] = [[("lynx: ", "head"), (", ".join(f"{name} {at_s:.2f} s" for name, at_s in known), "")]]
+    lines: list[Line] = [
+        [(f"{result.codec}: ", "head"), (", ".join(f"{name} {at_s:.2f} s" for name, at_s in known), "")]
+    ]
     end_s = max(at_s for _, at_s in known)
     residual_s = result.residual_ready_s if result.residual_ready_s is not None else result.anchor_ready_s
     drafts = [piece.at_s for piece in result.pieces if piece.kind in ("accepted", "retracted", "draft")]

@@ -10,9 +10,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from lynx_net.errors import BackendMissingError, LocalProtocolError
+from lynx_net.errors import BackendMissingError
 
 try:
     import torch
@@ -23,10 +21,11 @@ except ImportError as error:
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    import numpy as np
     from numpy.typing import NDArray
     from transformers import PreTrainedModel
 
-__all__ = ["SCORE_QUERIES", "attention_scores", "fine_tokens", "recorded_queries"]
+__all__ = ["SCORE_QUERIES", "attention_scores", "recorded_queries"]
 
 SCORE_QUERIES = 64
 """Queries that are asked, from the end of the prompt; 16 give nearly the same scores."""
@@ -88,19 +87,3 @@ def attention_scores(
         scores.append(products.softmax(-1).mean((0, 1)))
     result: NDArray[np.float32] = torch.stack(scores).numpy()
     return result
-
-
-def fine_tokens(scores: NDArray[np.float32], count: int, *, recent: int = 16) -> NDArray[np.int64]:
-    """The `count` tokens of the highest mean score over all layers, in ascending order.
-
-    Args:
-        scores: [layers, tokens] of `attention_scores`.
-        recent: so many of the last tokens are always among them.
-    """
-    if not recent >= 0:
-        raise LocalProtocolError(f"recent must not be negative, it is {recent}")
-    means = scores.mean(axis=0)
-    tokens = len(means)
-    means[max(tokens - recent, 0) :] = np.inf
-    chosen = np.argsort(-means, kind="stable")[: min(count, tokens)]
-    return np.sort(chosen)

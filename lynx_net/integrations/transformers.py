@@ -241,7 +241,7 @@ def layout_of(
     dtype: str | None = None,
     page_tokens: int = 256,
     raw_head: int = 4,
-    raw_tail: int = 64,
+    raw_tail: int = 0,
 ) -> CacheLayout:
     """The layout of `tokens` positions of the cache of a model with this configuration.
 

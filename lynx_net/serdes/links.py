@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lynx_codec import CodecPlan, PageShape
-from lynx_codec.plan import PLAN, CodecTable
+from lynx_codec.plan import DEFAULT_PLAN, PLAN, CodecTable
 from lynx_codec.registry import CodecBuilder
 from lynx_net.aio.endpoint import Endpoint, Server
 from lynx_net.aio.link import IncomingRequest, Link
@@ -66,7 +66,7 @@ class KVLink(Link):
         request_id: str,
         layout: CacheLayout,
         *,
-        codec: str | CodecPlan = "lynx",
+        codec: str | CodecPlan = DEFAULT_PLAN,
         codec_params: dict[str, Any] | None = None,
         fine: NDArray[np.integer[Any]] | Sequence[int] | None = None,
         meta: dict[str, Any] | None = None,
@@ -78,8 +78,9 @@ class KVLink(Link):
             request_id: names the request for both applications.
             layout: shape and dtype of the cache.
             codec, codec_params: a codec of `lynx_codec`, by name; or a `CodecPlan`, for layers that differ.
+                The default has fewer bits for values than for keys in the first stream (docs/codec-study.md).
             fine: tokens of the cache that have all their bits in the first stream: increasing, and none of them raw
-                (see `fine_tokens`). By default the last sixth of the cache; codecs of one stream have no use for it.
+                (see `fine_tokens`). By default the last tokens of the cache; codecs of one stream have no use for it.
             meta: anything msgpack can pack; the receiver finds it in `transfer.offer.meta`.
             first_token: first output token, if prefill has computed it.
 
@@ -120,6 +121,19 @@ class KVLink(Link):
 KVServer = Server[KVLink]
 
 
+def codecs_of(offer: Offer) -> CodecTable:
+    """The codecs of an offered transfer.
+
+    Raises:
+        CodecError: a codec or parameters that this side does not have.
+    """
+    layers, kinds = offer.layout.layers, offer.layout.kinds
+    if offer.codec == PLAN:
+        return CodecTable.from_params(offer.codec_params, layers, kinds)
+    # Not `get_codec`: a peer chooses the parameters of a codec, and nothing else that is an argument there.
+    return CodecTable.uniform(CodecBuilder().build(offer.codec, offer.codec_params), layers, kinds)
+
+
 class _KVEndpoint(Endpoint[KVLink]):
     """An endpoint whose transfers are coded in one worker thread of its own."""
 
@@ -155,12 +169,7 @@ class _KVEndpoint(Endpoint[KVLink]):
         )
 
     def _receive(self, link: Link, transfer: int, offer: Offer) -> ReceivedTransfer:
-        layers, kinds = offer.layout.layers, offer.layout.kinds
-        if offer.codec == PLAN:
-            codecs = CodecTable.from_params(offer.codec_params, layers, kinds)
-        else:
-            # Not `get_codec`: a peer chooses the parameters of a codec, and nothing else that is an argument there.
-            codecs = CodecTable.uniform(CodecBuilder().build(offer.codec, offer.codec_params), layers, kinds)
+        codecs = codecs_of(offer)
         return ReceivedTransfer(link, transfer, offer, codecs=codecs, allocate=self._allocate, executor=self._executor)
 
     async def close(self) -> None:
