@@ -74,7 +74,8 @@ def _table(results: Sequence[TransferResult], options: DemoOptions) -> list[Line
         lines.append([("  ".join(cells), "head" if number == 0 else "")])
     notes = (
         "Times count from the start of the transfer, with the prefill done. The two last columns: tokens equal to",
-        "plain decoding on Q_full (its own, else that of lynx) and on the bf16 transfer, @ the first that differs, counted from 0.",
+        "plain decoding on Q_full (its own, else that of lynx) and on the bf16 transfer, @ the first that differs,",
+        "counted from 0.",
     )
     return lines + [[(note, "dim")] for note in notes]
 
@@ -97,9 +98,8 @@ def _timeline(result: TransferResult) -> list[Line]:
         (f"token {len(result.tokens)}", max(result.token_times_s)),
     ]
     known = [(name, at_s) for name, at_s in moments if at_s is not None]
-    lines: list[Line] = [
-        [(f"{result.codec}: ", "head"), (", ".join(f"{name} {at_s:.2f} s" for name, at_s in known), "")]
-    ]
+    told = ", ".join(f"{name} {at_s:.2f} s" for name, at_s in known)
+    lines: list[Line] = [[(f"{result.codec}: ", "head"), (told, "")]]
     end_s = max(at_s for _, at_s in known)
     residual_s = result.residual_ready_s if result.residual_ready_s is not None else result.anchor_ready_s
     drafts = [piece.at_s for piece in result.pieces if piece.kind in ("accepted", "retracted", "draft")]

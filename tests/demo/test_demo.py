@@ -24,16 +24,17 @@ def run(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.model
-def test_four_transfers(tmp_path: Path) -> None:
+def test_five_transfers(tmp_path: Path) -> None:
     file = tmp_path / "result.json"
     done = run("-m", "lynx_net", "demo", *SHORT, "--json", str(file), cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     data: dict[str, Any] = json.loads(file.read_text())
     assert data["prompt"]["tokens"] == 256
     transfers = {entry["codec"]: entry for entry in data["transfers"]}
-    assert list(transfers) == ["bf16", "int8", "int4", "lynx"]
+    assert list(transfers) == ["bf16", "int8", "int4", "lynx", "default"]
     lynx = transfers["lynx"]
-    assert lynx["matches_qfull"] is True
+    assert lynx["matches_qfull"] is transfers["default"]["matches_qfull"] is True
+    assert transfers["default"]["bits_per_value"] < lynx["bits_per_value"]
     assert transfers["bf16"]["agreement_bf16"] == 1.0
     for entry in transfers.values():
         assert len(entry["tokens"]) == 32
@@ -45,7 +46,9 @@ def test_four_transfers(tmp_path: Path) -> None:
     assert transfers["int4"]["bytes_sent"] < transfers["int8"]["bytes_sent"] < transfers["bf16"]["bytes_sent"]
     assert lynx["anchor_ready_s"] < lynx["residual_ready_s"] < lynx["verified_s"]
     assert lynx["drafted"] >= lynx["accepted"] > 0
-    rows = [line.split()[0] for line in done.stdout.splitlines() if re.match(r"(bf16|int8|int4|lynx) +\d", line)]
+    rows = [
+        line.split()[0] for line in done.stdout.splitlines() if re.match(r"(bf16|int8|int4|lynx|default) +\d", line)
+    ]
     assert rows == list(transfers)
 
 

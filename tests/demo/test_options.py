@@ -23,7 +23,7 @@ def test_no_arguments_give_the_documented_defaults() -> None:
     options = parse()
     assert options == DemoOptions()
     assert (options.prompt_tokens, options.rate, options.new_tokens) == (2048, "100Mbit", 32)
-    assert options.codecs == ("bf16", "int8", "int4", "lynx")
+    assert options.codecs == ("bf16", "int8", "int4", "lynx", "default")
     assert options.first_token == "decode"
 
 

@@ -13,8 +13,6 @@ if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transf
 import torch
 import transformers
 
-from lynx_net.errors import LocalProtocolError
-from lynx_net.integrations.scores import fine_tokens
 from lynx_net.integrations.transformers import prefill
 
 TOKENS, WINDOW = 50, 12
@@ -63,15 +61,3 @@ def test_scores_are_the_mean_attention_of_the_last_queries(model, queries, dtype
     np.testing.assert_allclose(found.scores, expected, atol=1e-5 if dtype == "float32" else 0.02)
     if queries == 1:
         assert (found.scores[1, : TOKENS - WINDOW] == 0).all()
-
-
-def test_fine_tokens_are_those_of_most_attention_and_the_last():
-    scores = np.array([[0.0, 0.4, 0.1, 0.3, 0.1, 0.1], [0.5, 0.0, 0.1, 0.3, 0.1, 0.0]], np.float32)
-    before = scores.copy()
-    assert fine_tokens(scores, 2, recent=0).tolist() == [0, 3]
-    assert fine_tokens(scores, 3, recent=2).tolist() == [3, 4, 5]
-    assert fine_tokens(scores, 0).tolist() == []
-    assert fine_tokens(scores, 99).tolist() == [0, 1, 2, 3, 4, 5]
-    np.testing.assert_array_equal(scores, before)
-    with pytest.raises(LocalProtocolError):
-        fine_tokens(scores, 2, recent=-1)
