@@ -6,7 +6,7 @@ decoder knows the sizes of all fields of section A of a row before it reads one,
 values there.
 
 Sections are read from copies with a few bytes of room behind them, since bits are fetched eight bytes at a time; every
-row is checked against what is left before it is read. numba's cache watches this file only: touch it when exact.py changes.
+row is checked against what is left before it is read.
 """
 
 # numba types these functions, from their arguments:
@@ -22,7 +22,8 @@ from numba import types
 from numba.extending import intrinsic
 
 from lynx_codec import exact
-from lynx_codec.kernels import bits_of, compiled
+from lynx_codec.jit import compiled
+from lynx_codec.kernel_rows import bits_of
 
 __all__ = [
     "BAD_KIND",
