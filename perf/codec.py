@@ -29,6 +29,15 @@ if TYPE_CHECKING:
 
 SPEEDS = ("encode_gbps", "decode_anchor_gbps", "refine_gbps")
 IMPLEMENTATIONS = ("compiled", "reference")
+DEFAULTS = ("bf16", "int8", "int4", "lynx", "nested", "nested:3+5", "nested:2+2+4", "nested:6+2")
+
+
+def parse_codec(text: str) -> tuple[str, dict[str, Any]]:
+    """Name and parameters of a codec; `nested:2+2+4` names the bits of its streams."""
+    name, _, bits = text.partition(":")
+    if name not in codec_names():
+        raise SystemExit(f"unknown codec {name}; known are {', '.join(codec_names())}")
+    return name, {"bits": [int(b) for b in bits.split("+")]} if bits else {}
 
 
 class Bench:
@@ -72,9 +81,11 @@ def make_pages(shape: PageShape, dtype: str, count: int) -> list[NDArray[Any]]:
     return pages
 
 
-def measure(name: str, pages: list[NDArray[Any]], shape: PageShape, rounds: int) -> dict[str, Any]:
+def measure(
+    name: str, params: dict[str, Any], pages: list[NDArray[Any]], shape: PageShape, rounds: int
+) -> dict[str, Any]:
     """The three speeds of both implementations of one codec."""
-    benches = {i: Bench(get_codec(name, implementation=i), pages, shape) for i in IMPLEMENTATIONS}
+    benches = {i: Bench(get_codec(name, implementation=i, **params), pages, shape) for i in IMPLEMENTATIONS}
     calls = {i: bench.calls() for i, bench in benches.items()}
     gigabytes = 4 * shape.values / 1e9
     times: dict[str, dict[str, list[float]]] = {i: {s: [] for s in SPEEDS} for i in IMPLEMENTATIONS}
@@ -100,17 +111,17 @@ def measure(name: str, pages: list[NDArray[Any]], shape: PageShape, rounds: int)
 
 def table(codecs: dict[str, dict[str, Any]]) -> str:
     """The result as text; each speed with its ratio to the reference."""
-    lines = [f"{'codec':6} {'bits':>15}  " + "".join(f"{s.removesuffix('_gbps'):>22}" for s in SPEEDS)]
+    lines = [f"{'codec':12} {'bits':>15}  " + "".join(f"{s.removesuffix('_gbps'):>22}" for s in SPEEDS)]
     for name, row in codecs.items():
         cells = "".join(f"{row[s]:12.2f} ({row[s] / row['reference'][s]:5.1f}x)  " for s in SPEEDS)
-        lines.append(f"{name:6} {row['bits_anchor']:7.3f}/{row['bits_full']:7.3f}  {cells}")
+        lines.append(f"{name:12} {row['bits_anchor']:7.3f}/{row['bits_full']:7.3f}  {cells}")
     return "\n".join(lines)
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m perf.codec", description="Measure the codecs on one core.")
     parser.add_argument("--json", type=Path, help="write the result to this file")
-    parser.add_argument("--codecs", nargs="+", choices=codec_names(), default=["bf16", "int8", "int4", "lynx"])
+    parser.add_argument("--codecs", nargs="+", default=DEFAULTS, metavar="NAME", help="e.g. lynx nested:2+2+4")
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--heads", type=int, default=8)
     parser.add_argument("--head-size", type=int, default=128)
@@ -124,9 +135,10 @@ def main(arguments: list[str] | None = None) -> int:
     shape = PageShape(options.tokens, options.heads, options.head_size)
     pages = make_pages(shape, options.dtype, options.pages)
     codecs = {}
-    for name in options.codecs:
-        get_codec(name).warm_up()
-        codecs[name] = measure(name, pages, shape, options.rounds)
+    for text in options.codecs:
+        name, params = parse_codec(text)
+        get_codec(name, **params).warm_up()
+        codecs[text] = measure(name, params, pages, shape, options.rounds)
     result = {
         "machine": machine_facts(("numpy", "numba")),
         "page": {

@@ -52,7 +52,7 @@ def get_codec(name: str, *, implementation: str = "compiled", **params: Any) -> 
         raise CodecError(f"unknown implementation {implementation!r}; known are {', '.join(_IMPLEMENTATIONS)}")
     try:
         return factory(partial(_engine, implementation), **params)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise CodecError(f"codec {name}: bad parameters {params}: {error}") from error
 
 
