@@ -150,7 +150,7 @@ def main(arguments: list[str] | None = None) -> int:
         },
         "codecs": codecs,
     }
-    print(f"{result['machine']['cpu']}, one core, {options.dtype} pages of {shape.array_shape}; GB of float32 values/s")
+    print(f"{result['machine']['processor']}, one core, {options.dtype} pages of {shape.array_shape}; GB of float32 values/s")
     print(table(codecs))
     if options.json:
         options.json.write_text(json.dumps(result, indent=1) + "\n")
