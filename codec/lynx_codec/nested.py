@@ -7,6 +7,8 @@ of its cell a value was (exact.py).
 
 from __future__ import annotations
 
+from decimal import Decimal, localcontext
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 
     from lynx_codec.codecs import Engine
 
-__all__ = ["NestedCodec", "cell_middles"]
+__all__ = ["NestedCodec", "cell_middles", "cell_points"]
 
 CODE_BITS = 8
 MIN_CHUNK, MAX_CHUNK = 16, 256
@@ -72,7 +74,7 @@ class NestedCodec(PageCodec):
         self._bits = tuple(int(b) for b in bits)
         if not self._bits or min(self._bits) < 1 or sum(self._bits) != CODE_BITS or list(self._bits) != list(bits):
             raise CodecError(f"nested: bits must be whole numbers from 1 that add up to {CODE_BITS}, not {bits!r}")
-        if int(chunk) != chunk or not MIN_CHUNK <= chunk <= MAX_CHUNK:
+        if not MIN_CHUNK <= chunk <= MAX_CHUNK or int(chunk) != chunk:
             raise CodecError(f"nested: chunk must be {MIN_CHUNK} to {MAX_CHUNK} tokens, not {chunk!r}")
         if exact is not True and exact is not False:
             raise CodecError(f"nested: exact must be true or false, not {exact!r}")
@@ -86,7 +88,7 @@ class NestedCodec(PageCodec):
             self.stream_names = (*self.stream_names, "exact")
         self._shifts = [CODE_BITS - sum(self._bits[: i + 1]) for i in range(len(self._bits))]
         first = self._bits[0]
-        table = cell_middles(first).astype("<f2").tobytes() if first <= MAX_TABLE_BITS else b""
+        table = cell_points(first, self._chunk).astype("<f2").tobytes() if first <= MAX_TABLE_BITS else b""
         self._tail = bytes(self._bits) + bytes(WIDTHS_BYTES - len(self._bits)) + table
         self.header_bytes = HEADER_BYTES + len(self._tail)
 
@@ -182,7 +184,7 @@ class NestedCodec(PageCodec):
             self._engine.load_raw(raw, header.raw_float16, shape, first, stop, out)
             return
         points = self._points(len(arrays), header.tail[WIDTHS_BYTES:])
-        places = everyone if single else row_places(positions, shape)
+        places = row_places(positions, shape) if len(positions) else everyone
         where = (shape, self._chunk, self.header_bytes, header.wide)
         self._engine.decode_codes(anchor, codes, *where, points, places, out)
 
@@ -205,14 +207,57 @@ class NestedCodec(PageCodec):
     def _points(self, streams: int, table: bytes) -> NDArray[np.float32]:
         """[2, 256]: where each code is read after so many streams, and with all of them."""
         known = sum(self._bits[:streams])
-        points = read_table(table, 0.0, 255.0) if streams == 1 and table else cell_middles(known)
-        return np.stack([np.repeat(points, 1 << (CODE_BITS - known)), cell_middles(CODE_BITS)])
+        return _code_positions(known, table if streams == 1 else b"")
+
+
+@lru_cache(maxsize=64)
+def cell_points(bits: int, chunk: int) -> NDArray[np.float16]:
+    """Mean position of the codes inside each of the 2**bits cells, for values as they are in real caches.
+
+    Two values of a chunk, the extremes, are at the ends; the others are assumed to have a density proportional to
+    (1 - u^2)^(0.3 log2(chunk) - 0.7) over -1 < u < 1, fitted to the keys and values of SmolLM2 at 32 and 128 tokens
+    (docs/codec.md). Decimal arithmetic, so that every platform writes the same table.
+    """
+    with localcontext() as context:
+        context.prec = 28
+        power = Decimal("0.3") * Decimal(chunk).ln() / Decimal(2).ln() - Decimal("0.7")
+        inner = [((255 - code) * code / (Decimal(255) / 2) ** 2) ** power for code in map(Decimal, range(1, 255))]
+        share = (1 - Decimal(2) / chunk) / sum(inner)
+        end = Decimal(1) / chunk
+        mass = [end, *(share * weight for weight in inner), end]
+        size = 1 << (CODE_BITS - bits)
+        cells = [range(first, first + size) for first in range(0, 256, size)]
+        means = [sum(mass[code] * code for code in cell) / sum(mass[code] for code in cell) for cell in cells]
+    return np.array([float(mean) for mean in means]).astype(np.float16)
+
+
+@lru_cache(maxsize=64)
+def _code_positions(known: int, table: bytes) -> NDArray[np.float32]:
+    """[2, 256]: positions of codes whose first `known` bits are given, the others being 0, and of whole codes."""
+    whole = cell_middles(CODE_BITS)
+    middles = cell_middles(known)
+    points = read_table(table, 0.0, 255.0) if table else middles
+    # Middles, for the codes that there are, are also the sums that the kernels need not look up.
+    first = whole + middles[0] if np.array_equal(points, middles) else np.repeat(points, 1 << (CODE_BITS - known))
+    positions = np.stack([first, whole])
+    positions.flags.writeable = False
+    return positions
+
+
+@lru_cache(maxsize=64)
+def _first_tokens(count: int) -> NDArray[np.int32]:
+    """0 to `count`, locked."""
+    tokens = np.arange(count, dtype=np.int32)
+    tokens.flags.writeable = False
+    return tokens
 
 
 def _token_sets(
     positions: NDArray[np.int32], shape: PageShape
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
     """Coded tokens, counted from the first coded one: all, those that are not fine, those that are."""
-    everyone = np.arange(shape.coded_tokens, dtype=np.int32)
+    everyone = _first_tokens(shape.coded_tokens)
+    if not len(positions):
+        return everyone, everyone, positions
     chosen = positions - np.int32(shape.raw_head)
     return everyone, np.delete(everyone, chosen), chosen
