@@ -176,7 +176,7 @@ class PageCodec(Codec):
 
     codec_id: int
     header_bytes = HEADER_BYTES
-    _widths: tuple[int, ...] = ()
+    _row_bits: tuple[int, ...] = ()
     """Bits of a code in each stream whose rows are planes."""
     _has_escape = True
     _chunk = CHUNK_TOKENS
@@ -196,13 +196,13 @@ class PageCodec(Codec):
 
     @property
     def grid_tokens(self) -> int:
-        return self._chunk
+        return self._chunk if self._row_bits else 0
 
     def page_format(self, *, wide: bool) -> PageFormat:
         """What the streams are made of, for a page that escaped or did not."""
         field = Section("chunk", (16 if wide else 8,))
         metadata = (Section("raw", (16,)), Section("page", (16,)), Section("page", (16,)), field, field)
-        first, *later = (planes(width) for width in self._widths)
+        first, *later = (planes(width) for width in self._row_bits)
         positions = (Section("position", ()),) if later else ()
         fine = (Section("fine", bits) for bits in later)
         anchor = (*metadata, *positions, Section("coded", first), *fine)
@@ -225,18 +225,26 @@ class PageCodec(Codec):
         return found
 
     def fine_tokens(self, streams: Sequence[bytes], shape: PageShape) -> tuple[int, ...]:
+        if not self.grid_tokens:
+            return ()
         found = fine_tokens(self._format_of(streams), streams, shape)
         return () if found is None else tuple(found.tolist())
 
     def cut_page(self, streams: Sequence[bytes], shape: PageShape, start: int, left: PageShape) -> tuple[bytes, ...]:
+        if not self.grid_tokens:
+            return super().cut_page(streams, shape, start, left)
         return cut(self._divisible(streams), streams, shape, start, left)
 
     def take_heads(self, streams: Sequence[bytes], shape: PageShape, heads: Sequence[int]) -> tuple[bytes, ...]:
+        if not self.grid_tokens:
+            return super().take_heads(streams, shape, heads)
         return take_heads(self._divisible(streams), streams, shape, heads)
 
     def add_raw(
         self, streams: Sequence[bytes], shape: PageShape, added: Sequence[bytes], more: PageShape
     ) -> tuple[bytes, ...] | None:
+        if not self.grid_tokens:
+            return None
         return add_raw(self._format_of(streams), streams, shape, added, more)
 
     def warm_up(self) -> None:
@@ -331,7 +339,7 @@ class LynxCodec(PageCodec):
         self._alpha = self._tables.alpha
         self._tail = self._tables.centroids.astype("<f2").tobytes()
 
-    _widths = (4, 4)
+    _row_bits = (4, 4)
 
     def params(self) -> dict[str, Any]:
         return {"alpha": self._alpha}
@@ -382,7 +390,7 @@ class AffineCodec(PageCodec):
         self._bits = bits
         self.name = f"int{bits}"
         self.codec_id = {8: INT8_ID, 4: INT4_ID}[bits]
-        self._widths = (bits,)
+        self._row_bits = (bits,)
 
     def stream_bytes(self, shape: PageShape, *, wide: bool = False) -> tuple[int, ...]:
         return (Sections.of(shape, self.header_bytes, (self._bits,), wide).end,)

@@ -79,7 +79,7 @@ class NestedCodec(PageCodec):
         if exact is not True and exact is not False:
             raise CodecError(f"nested: exact must be true or false, not {exact!r}")
         self._chunk = int(chunk)
-        self._widths = self._bits
+        self._row_bits = self._bits
         self._exact = exact
         later = len(self._bits) - 1
         self.stream_names = ("anchor", *(["residual"] if later == 1 else [f"residual{i + 1}" for i in range(later)]))

@@ -322,6 +322,21 @@ class TestRefusals:
         assert grown is not None
         assert grown[1:] == packed.pages[0].streams[1:]
 
+    @pytest.mark.parametrize("name", ["cachegen", "kivi", "turboquant", "fp8", "int8_token"])
+    def test_codecs_to_compare_with(self, name: str) -> None:
+        """Whole pages can be joined and dropped; what would divide one is refused by the codec's name."""
+        codec = get_codec(name)
+        packed = PackedArray.encode(codec, normal(300, 2, 8), raw_tail=4)
+        whole = packed.decode()
+        assert (
+            packed.crop(256, 300).concatenate(packed).decode().tobytes()
+            == whole[[*range(256, 300), *range(300)]].tobytes()
+        )
+        with pytest.raises(CodecError, match=f"pages of codec {name} can only be kept whole"):
+            packed.crop(0, 20)
+        with pytest.raises(CodecError, match=f"pages of codec {name} can only be kept whole"):
+            packed.select_heads([0])
+
     def test_pages_that_stay_whole(self) -> None:
         """A codec that says nothing of its bytes: whole pages are dropped and joined, less is refused by name."""
         values = normal(50, 2, 4)
