@@ -146,14 +146,14 @@ class ReceiveState:
         self._pages_per_layer = len(layout.layer_pages(0)) if layout.layers else 0
         self._largest_bytes = self._largest_pages()
         self._full_windows = windows
-        largest = [self._largest_page(stream) for stream in range(streams)]
         self.windows = [
-            ReceiveWindow(size, most=most * self._page_count) for size, most in zip(windows, largest, strict=True)
+            ReceiveWindow(size, most=largest * self._page_count)
+            for size, largest in zip(windows, self._largest_bytes, strict=True)
         ]
         self.windows[0].limit = initial_credit
         if early_window is not None:
             for stream in range(1, streams):
-                two_segments = 2 * min(segment_bytes, largest[stream])
+                two_segments = 2 * min(segment_bytes, self._largest_bytes[stream])
                 self.windows[stream].window = min(max(early_window, two_segments), windows[stream])
         self._pages: dict[int, _Page] = {}
         self._arrived_pages = [0] * streams
