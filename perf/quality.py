@@ -34,6 +34,7 @@ from lynx_net.errors import LynxError
 from lynx_net.integrations import gemma3, smollm2
 from lynx_net.integrations.transformers import layout_of
 from lynx_net.integrations.weights import cache_folder
+from lynx_net.serdes.fine import FINE_LEAST, FINE_SHARE
 from perf.quality_capture import Greedy, captures
 from perf.quality_codecs import BITS_TOKENS, Subject, bits, code, speeds
 from perf.quality_measure import Attention, drafts, errors, summary
@@ -49,8 +50,8 @@ MODELS = {"smollm2": smollm2.MODEL, "gemma3": gemma3.MODEL}
 DEFAULT = "nested"
 """The codec that a transfer uses unless it is told otherwise, with the tokens that it keeps finer."""
 
-KEPT: Mapping[str, Any] = {"raw_head": 4, "fine": 384, "fine_share": 0.16}
-"""Of the default: 4 raw tokens, and 16 %, or 384, of the tokens fine, those of most attention."""
+KEPT: Mapping[str, Any] = {"raw_head": 4, "fine": FINE_LEAST, "fine_share": FINE_SHARE}
+"""Of the default: 4 raw tokens, and the usual number of fine ones, those of most attention."""
 
 KEYS, VALUES = {"bits": [4, 4], "chunk": 128}, {"bits": [3, 5]}
 ALPHAS = (0.25, 0.5, 1.0, 2.0)
@@ -58,11 +59,11 @@ FEW = 8
 """Prompts for the codecs that are there for comparison."""
 
 SUBJECTS: Mapping[str, Subject] = {
-    DEFAULT: Subject("nested", KEYS, VALUES, **KEPT),
+    DEFAULT: Subject("nested", {**KEYS, "exact": True}, VALUES, **KEPT),
     "lynx": Subject("lynx"),
     "lynx_raw": Subject("lynx", raw_head=4),
     "lynx_fine": Subject("lynx", **KEPT),
-    "nested_3.5": Subject("nested", {"bits": [3, 5], "chunk": 128}, {"bits": [2, 6]}, 4, 384, 0.132),
+    "nested_3.5": Subject("nested", {"bits": [3, 5], "chunk": 128}, {"bits": [2, 6]}, 4, FINE_LEAST, 0.129),
     "nested_4": Subject("nested", KEYS, raw_head=4, fine=224),
     "nested_tail": Subject("nested", KEYS, raw_head=4, fine=224, fine_last=True),
     "nested_5": Subject("nested", {**KEYS, "bits": [5, 3]}, **KEPT),
@@ -141,8 +142,8 @@ def measure(
             "codec": subject.codec,
             "params": {"key": _params(subject, "key"), "value": _params(subject, "value")},
             "raw_head": subject.raw_head,
-            "fine": subject.fine_count(tokens),
-            "fine_at_bits_tokens": subject.fine_count(BITS_TOKENS),
+            "fine": len(subject.fine_tokens(layout, None)),
+            "fine_at_bits_tokens": len(subject.fine_tokens(ends, None)),
         }
         for key, subject in subjects.items()
     }

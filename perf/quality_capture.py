@@ -129,6 +129,7 @@ def prompt_tokens(tokenizer: Any, kind: Kind, number: int, tokens: int, text: st
 def capture(model: Any, prompt: Sequence[int], tokens: int, kind: Kind) -> Capture:
     """Prefill a prompt, decode what follows, and record how it reads the cache."""
     prefilled = prefill(model, prompt[:tokens], score_queries=SCORE_QUERIES)
+    assert prefilled.scores is not None
     keys, values = (np.stack([_bfloat16(array) for array in arrays]) for arrays in (prefilled.keys, prefilled.values))
     greedy = Greedy(model, tokens)
     fill(greedy.cache, widen(keys), widen(values))
@@ -169,7 +170,8 @@ def _save(made: Capture, file: Path) -> None:
     descriptor, name = tempfile.mkstemp(dir=file.parent, suffix=".part")
     try:
         with os.fdopen(descriptor, "wb") as opened:
-            np.savez(opened, **{field: np.asarray(getattr(made, field)) for field in Capture.__slots__})
+            fields: dict[str, Any] = {field: np.asarray(getattr(made, field)) for field in Capture.__slots__}
+            np.savez(opened, **fields)
         Path(name).rename(file)
     finally:
         Path(name).unlink(missing_ok=True)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import statistics
 import time
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lynx_codec import Codec, PageShape, get_codec
-from lynx_net.integrations.scores import fine_tokens
+from lynx_net.serdes.fine import fine_tokens
 from perf.codec import Bench, make_pages
 
 if TYPE_CHECKING:
@@ -61,19 +63,12 @@ class Subject:
     def codec_of(self, kind: str, layer: int, layers: int) -> Codec:
         """The codec for the keys or the values of one layer."""
         part = self.layer_params[layer * len(self.layer_params) // layers]
-        return get_codec(self.codec, **{**self.params, **(self.value_params if kind == "value" else {}), **part})
+        return _codec(self.codec, json.dumps({**self.params, **(self.value_params if kind == "value" else {}), **part}))
 
-    def fine_count(self, tokens: int) -> int:
-        """Fine tokens in a cache of `tokens` tokens."""
-        return min(max(self.fine, round(self.fine_share * tokens)), tokens - self.raw_head)
-
-    def fine_tokens(self, scores: NDArray[np.float32]) -> NDArray[np.int64]:
-        """Which tokens of a cache with these scores are fine, in ascending order."""
-        tokens = scores.shape[1]
-        count = self.fine_count(tokens)
-        if self.fine_last:
-            return np.arange(tokens - count, tokens)
-        return self.raw_head + fine_tokens(scores[:, self.raw_head :], count)
+    def fine_tokens(self, layout: CacheLayout, scores: NDArray[np.float32] | None) -> NDArray[np.int64]:
+        """Which tokens of a cache are fine, in ascending order; without scores the last ones."""
+        kept = dataclasses.replace(layout, raw_head=self.raw_head, raw_tail=0, fine=())
+        return fine_tokens(kept, None if self.fine_last else scores, share=self.fine_share, least=self.fine)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +111,7 @@ def code(subject: Subject, captured: Capture, layout: CacheLayout) -> Coded:
     exact = len(first.stream_names) > lossy
     sizes = np.zeros(len(first.stream_names), np.int64)
     exact_ok = True
-    chosen = subject.fine_tokens(captured.scores)
+    chosen = subject.fine_tokens(layout, captured.scores)
     for page in layout.pages():
         codec = subject.codec_of(page.kind, page.layer, layout.layers)
         shape, fine = cut(subject, page, chosen)
@@ -148,9 +143,7 @@ def bits(
     """
     first = subject.codec_of("key", 0, layout.layers)
     sizes = np.zeros(len(first.stream_names))
-    fine = np.arange(subject.raw_head, layout.tokens)[
-        : subject.fine_count(layout.tokens)
-    ]  # sizes depend on their number
+    fine = subject.fine_tokens(layout, None)  # sizes depend on the number alone
     for page in layout.pages():
         codec = subject.codec_of(page.kind, page.layer, layout.layers)
         sizes += codec.stream_bytes(cut(subject, page, fine)[0])
@@ -166,8 +159,9 @@ def bits(
 
 
 def speeds(subject: Subject) -> dict[str, float]:
-    """GB of float32 values that are encoded, and decoded from all streams, in a second of one core."""
-    codec = subject.codec_of("key", 0, 1)
+    """GB of float32 values that are encoded, and decoded to Q_full, in a second of one core; no exact stream."""
+    lossy = dataclasses.replace(subject, params={k: v for k, v in subject.params.items() if k != "exact"})
+    codec = lossy.codec_of("key", 0, 1)
     codec.warm_up()
     bench = Bench(codec, make_pages(_SPEED_PAGE, "float32", 1), _SPEED_PAGE)
     calls = bench.calls()
@@ -180,6 +174,12 @@ def speeds(subject: Subject) -> dict[str, float]:
             times.append(time.perf_counter() - begin)
         result[name] = 4 * _SPEED_PAGE.values / 1e9 / statistics.median(times)
     return result
+
+
+@lru_cache(maxsize=64)
+def _codec(name: str, params: str) -> Codec:
+    """Making a codec may take longer than coding a page."""
+    return get_codec(name, **json.loads(params))
 
 
 def _lossy(codec: Codec) -> int:

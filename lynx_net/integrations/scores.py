@@ -2,7 +2,8 @@
 
 A few tokens anywhere in a prompt ("the", a full stop, a line break) may take more than half of the attention of a
 layer, besides the first tokens and the last. `attention_scores` asks the last queries of the prompt itself; those
-of the answer look at much the same tokens (docs/codec-study.md). AnTKV (section 4) scores tokens in a similar way.
+of the answer look at much the same tokens (docs/codec-study.md). `lynx_net.serdes.fine.fine_tokens` takes the
+scores. AnTKV (section 4) scores tokens in a similar way.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def recorded_queries(model: PreTrainedModel, last: int) -> Iterator[list[torch.T
     Rotary positions are applied. The model's attention function is put back at the end; one forward at a time.
     """
     queries: list[torch.Tensor] = []
-    usual = model.config.get_text_config()._attn_implementation
+    usual = model.config.get_text_config()._attn_implementation or "eager"
     attend = AttentionInterface()[usual]  # type: ignore[no-untyped-call]  # not annotated in transformers
 
     def record(module: torch.nn.Module, query: torch.Tensor, *arguments: Any, **options: Any) -> Any:
@@ -70,9 +71,9 @@ def attention_scores(
     """
     config = model.config.get_text_config()
     kinds = getattr(config, "layer_types", None) or ["full_attention"] * len(keys)
-    layers = model.get_decoder().layers  # type: ignore[no-untyped-call]
+    decoder: Any = model.get_decoder()  # type: ignore[no-untyped-call]
     scores = []
-    for layer, kind, query, key in zip(layers, kinds, queries, keys, strict=True):
+    for layer, kind, query, key in zip(decoder.layers, kinds, queries, keys, strict=True):
         tokens, heads, size = key.shape
         asked = query.shape[1]
         group = query.shape[0] // heads

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FINE_LEAST", "FINE_SHARE", "RECENT_TOKENS", "fine_tokens"]
 
-FINE_SHARE = 0.16
+FINE_SHARE = 0.157
 """Share of the tokens of a cache that are fine by default."""
 
 FINE_LEAST = 384

@@ -172,13 +172,14 @@ def test_every_figure_of_the_issue_is_there(
     result = json.loads((tmp_path / "out.json").read_text())
     assert result["default"] in result["models"]["tiny"]
     assert set(result["models"]["tiny"]) == set(chosen)
+    assert result["models"]["tiny"][quality.DEFAULT]["exact_ok"] is True
     for row in result["models"]["tiny"].values():
         for name in (
             "bits_anchor", "bits_full", "bits_all", "attn_err_anchor", "attn_err_full", "k_err_anchor", "v_err_anchor",
             "mean_accepted", "accept_rate_21", "encode_gbps", "decode_gbps",
         ):  # fmt: skip
             assert row[name] >= 0
-        assert row["exact_ok"] is None
+        assert row["exact_ok"] is (True if row["bits_all"] > row["bits_full"] else None)
         assert row["prompts"] == 3
     assert result["models"]["tiny"]["lynx"]["params"]["key"] == [
         {"alpha": result["models"]["tiny"]["lynx_raw"]["params"]["key"][0]["alpha"]}
