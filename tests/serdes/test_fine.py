@@ -47,7 +47,7 @@ async def test_fine_tokens_are_at_full_precision_when_the_anchors_are_in(make_ca
     fine = np.array([7, 100, 255, 256, 511, 599])
     async with lynx_net.serve("tcp://127.0.0.1:0") as server, lynx_net.connect(server.url, rate="20Mbit") as link:
         sending = asyncio.create_task(cache.send_on(link, fine=fine))
-        transfer = await server.accept()
+        transfer = await anext(aiter(server))
         await transfer.anchor_ready
         coarse = {key: transfer.target.view(*key).copy() for key in cache.arrays}
         assert not transfer.residual_ready.done()
