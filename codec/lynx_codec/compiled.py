@@ -9,7 +9,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from lynx_codec import exact_kernels, kernels
+from lynx_codec import exact_kernels, kernel_affine, kernel_lynx, kernel_nested, kernel_rows
 from lynx_codec.base import CHUNK_TOKENS, PageShape
 from lynx_codec.errors import CodecError
 from lynx_codec.exact import (
@@ -38,7 +38,7 @@ def _read_only(array: NDArray[Any]) -> NDArray[Any]:
     return array
 
 
-_KINDS = {"f": kernels.FLOAT32, "e": kernels.FLOAT16, "H": kernels.BFLOAT16}
+_KINDS = {"f": kernel_rows.FLOAT32, "e": kernel_rows.FLOAT16, "H": kernel_rows.BFLOAT16}
 _BITS: dict[int, type[np.unsignedinteger[Any]]] = {4: np.uint32, 2: np.uint16}
 _EMPTY: dict[int, NDArray[Any]] = {item: np.empty(0, dtype=bits) for item, bits in _BITS.items()}
 _EMPTY_SOURCE = {item: _read_only(array) for item, array in _EMPTY.items()}
@@ -48,6 +48,7 @@ _EXACT_ERRORS = {
     exact_kernels.BAD_KIND: "the exact stream names an unknown kind of flat channel",
     exact_kernels.LEFT_CELL: "the exact stream leaves the cell of a code",
 }
+_FIRST = _read_only(np.zeros(1, dtype=np.int32))
 _NO_RESIDUAL = np.empty(0, dtype=np.uint8)
 _NO_RESIDUAL.flags.writeable = False
 
@@ -88,14 +89,14 @@ class CompiledEngine:
 
     def store_raw(self, page: NDArray[Any], shape: PageShape, first: int, stop: int, out: NDArray[np.uint8]) -> None:
         src, strides, dims = _source(page, shape, pair=1)
-        if kernels.store_raw(src, strides, dims, _KINDS[page.dtype.char], first, stop, out) != 0:
+        if kernel_rows.store_raw(src, strides, dims, _KINDS[page.dtype.char], first, stop, out) != 0:
             _raise_not_finite(page, shape, first, stop)
 
     def load_raw(
         self, data: NDArray[np.uint8], float16: bool, shape: PageShape, first: int, stop: int, out: NDArray[Any]
     ) -> None:
         with _Target(out, shape, pair=1) as (dst, strides, dims):
-            status = kernels.load_raw(
+            status = kernel_rows.load_raw(
                 _read_only(data), float16, dims, first, stop, dst, strides, _KINDS[out.dtype.char]
             )
         if status != 0:
@@ -116,8 +117,8 @@ class CompiledEngine:
         at = base + 2 * (shape.raw_head + shape.raw_tail) * shape.channels
         kind = _KINDS[page.dtype.char]
         extra = (tables.cells, _read_only(places), 2 * shape.fine)
-        result = kernels.encode_lynx(src, strides, dims, kind, first, stop, *extra, anchor, at, residual)
-        if result == kernels.NOT_FINITE:
+        result = kernel_lynx.encode_lynx(src, strides, dims, kind, first, stop, *extra, anchor, at, residual)
+        if result == kernel_rows.NOT_FINITE:
             _raise_not_finite(page, shape, first, stop)
         return bool(result)
 
@@ -138,7 +139,7 @@ class CompiledEngine:
         refine = residual is not None
         fine = _NO_RESIDUAL if residual is None else _read_only(residual)
         with _Target(out, shape, pair=2) as (dst, strides, dims):
-            status = kernels.decode_lynx(
+            status = kernel_lynx.decode_lynx(
                 _read_only(anchor),
                 at,
                 fine,
@@ -161,8 +162,8 @@ class CompiledEngine:
         first, stop = shape.raw_head, shape.tokens - shape.raw_tail
         at = base + 2 * (shape.raw_head + shape.raw_tail) * shape.channels
         kind = _KINDS[page.dtype.char]
-        result = kernels.encode_affine(src, strides, dims, kind, first, stop, bits == 8, out, at)
-        if result == kernels.NOT_FINITE:
+        result = kernel_affine.encode_affine(src, strides, dims, kind, first, stop, bits == 8, out, at)
+        if result == kernel_rows.NOT_FINITE:
             _raise_not_finite(page, shape, first, stop)
         return bool(result)
 
@@ -173,7 +174,9 @@ class CompiledEngine:
         at = base + 2 * (shape.raw_head + shape.raw_tail) * shape.channels
         with _Target(out, shape, pair=1 if bits == 8 else 2) as (dst, strides, dims):
             kind = _KINDS[out.dtype.char]
-            status = kernels.decode_affine(_read_only(data), at, bits == 8, dims, wide, first, stop, dst, strides, kind)
+            status = kernel_affine.decode_affine(
+                _read_only(data), at, bits == 8, dims, wide, first, stop, dst, strides, kind
+            )
         _check_status(status)
 
     def encode_codes(
@@ -184,8 +187,8 @@ class CompiledEngine:
         at = base + 2 * (shape.raw_head + shape.raw_tail) * shape.channels
         codes = np.empty((shape.coded_tokens, shape.channels), dtype=np.uint8)
         kind = _KINDS[page.dtype.char]
-        result = kernels.encode_codes(src, strides, dims, kind, first, stop, chunk, out, at, codes.reshape(-1))
-        if result == kernels.NOT_FINITE:
+        result = kernel_nested.encode_codes(src, strides, dims, kind, first, stop, chunk, out, at, codes.reshape(-1))
+        if result == kernel_rows.NOT_FINITE:
             _raise_not_finite(page, shape, first, stop)
         return codes, bool(result)
 
@@ -207,7 +210,7 @@ class CompiledEngine:
         with _Target(out, shape, pair=1) as (dst, strides, dims):
             kind = _KINDS[out.dtype.char]
             what = (dims, wide, first, stop, chunk, flat_codes, flat_tables, _read_only(places))
-            status = kernels.decode_codes(_read_only(data), at, *what, dst, strides, kind)
+            status = kernel_nested.decode_codes(_read_only(data), at, *what, dst, strides, kind)
         _check_status(status)
 
     def pack(
@@ -219,8 +222,8 @@ class CompiledEngine:
         bits: int,
         out: NDArray[np.uint8],
     ) -> None:
-        flat = _read_only(codes.reshape(-1))
-        kernels.pack_codes(flat, _read_only(tokens), shape.heads, shape.head_size, shift, bits, out)
+        rows, heads, size = _merged(tokens, shape, bits)
+        kernel_nested.pack_codes(_read_only(codes.reshape(-1)), _read_only(rows), heads, size, shift, bits, out)
 
     def unpack(
         self,
@@ -231,8 +234,9 @@ class CompiledEngine:
         bits: int,
         codes: NDArray[np.uint8],
     ) -> None:
+        rows, heads, size = _merged(tokens, shape, bits)
         flat = codes.reshape(-1)
-        kernels.unpack_codes(_read_only(data), _read_only(tokens), shape.heads, shape.head_size, shift, bits, flat)
+        kernel_nested.unpack_codes(_read_only(data), _read_only(rows), heads, size, shift, bits, flat)
 
     def encode_exact(
         self,
@@ -281,6 +285,19 @@ class CompiledEngine:
         form = FLOAT16_FORMAT if float16 else BFLOAT16_FORMAT
         if exact_kernels.largest(out) > form.largest:
             raise CodecError("the exact stream holds a value that is not finite")
+
+
+def _merged(tokens: NDArray[np.int32], shape: PageShape, bits: int) -> tuple[NDArray[np.int32], int, int]:
+    """Rows, heads and head size as which the kernels may take `tokens` to write the same bytes with longer loops.
+
+    Heads that end at whole bytes are taken as one; so are all the tokens of a page, if there is one plane only.
+    """
+    heads, size = shape.heads, shape.head_size
+    if size % 8 == 0:
+        heads, size = 1, heads * size
+        if len(tokens) == shape.coded_tokens and bits in (1, 2, 4, 8):
+            return _FIRST, heads, size * len(tokens)
+    return tokens, heads, size
 
 
 def _flat(page: NDArray[Any], shape: PageShape, pair: int) -> tuple[NDArray[Any], Strides, Strides]:
@@ -340,7 +357,7 @@ class _Target:
 
 
 def _check_status(status: int) -> None:
-    if status == kernels.BAD_PAGE_FIELD:
+    if status == kernel_rows.BAD_PAGE_FIELD:
         raise CodecError("a page minimum or scale is out of range")
 
 

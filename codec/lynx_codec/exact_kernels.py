@@ -5,8 +5,7 @@ arrays of one row with loops that become vector code; the loops that move bits f
 decoder knows the sizes of all fields of section A of a row before it reads one, so only an addition lies between two
 values there.
 
-Sections are read from copies with some bytes of room behind them, since bits are fetched eight bytes at a time. numba's
-cache watches this file only: touch it when exact.py changes.
+Sections are read from copies with some bytes of room behind them, since bits are fetched eight bytes at a time.
 """
 
 # numba types these functions, from their arguments:
@@ -22,7 +21,8 @@ from numba import types
 from numba.extending import intrinsic
 
 from lynx_codec import exact
-from lynx_codec.kernels import bits_of, compiled
+from lynx_codec.jit import compiled
+from lynx_codec.kernel_rows import bits_of
 
 __all__ = [
     "BAD_KIND",

@@ -1,7 +1,4 @@
-"""Numbers that are part of the format, shared by every implementation. All are exact float32 values.
-
-The compiled kernels take these in as constants, and numba's cache does not watch this file: touch kernels.py with it.
-"""
+"""Numbers that are part of the format, shared by every implementation. All are exact float32 values."""
 
 from __future__ import annotations
 

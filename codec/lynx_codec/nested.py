@@ -7,6 +7,7 @@ of its cell a value was (exact.py).
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -182,7 +183,7 @@ class NestedCodec(PageCodec):
             self._engine.load_raw(raw, header.raw_float16, shape, first, stop, out)
             return
         points = self._points(len(arrays), header.tail[WIDTHS_BYTES:])
-        places = everyone if single else row_places(positions, shape)
+        places = row_places(positions, shape) if len(positions) else everyone
         where = (shape, self._chunk, self.header_bytes, header.wide)
         self._engine.decode_codes(anchor, codes, *where, points, places, out)
 
@@ -205,14 +206,36 @@ class NestedCodec(PageCodec):
     def _points(self, streams: int, table: bytes) -> NDArray[np.float32]:
         """[2, 256]: where each code is read after so many streams, and with all of them."""
         known = sum(self._bits[:streams])
-        points = read_table(table, 0.0, 255.0) if streams == 1 and table else cell_middles(known)
-        return np.stack([np.repeat(points, 1 << (CODE_BITS - known)), cell_middles(CODE_BITS)])
+        return _code_positions(known, table if streams == 1 else b"")
+
+
+@lru_cache(maxsize=64)
+def _code_positions(known: int, table: bytes) -> NDArray[np.float32]:
+    """[2, 256]: positions of codes whose first `known` bits are given, the others being 0, and of whole codes."""
+    whole = cell_middles(CODE_BITS)
+    middles = cell_middles(known)
+    points = read_table(table, 0.0, 255.0) if table else middles
+    # Middles, for the codes that there are, are also the sums that the kernels need not look up.
+    first = whole + middles[0] if np.array_equal(points, middles) else np.repeat(points, 1 << (CODE_BITS - known))
+    positions = np.stack([first, whole])
+    positions.flags.writeable = False
+    return positions
+
+
+@lru_cache(maxsize=64)
+def _first_tokens(count: int) -> NDArray[np.int32]:
+    """0 to `count`, locked."""
+    tokens = np.arange(count, dtype=np.int32)
+    tokens.flags.writeable = False
+    return tokens
 
 
 def _token_sets(
     positions: NDArray[np.int32], shape: PageShape
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
     """Coded tokens, counted from the first coded one: all, those that are not fine, those that are."""
-    everyone = np.arange(shape.coded_tokens, dtype=np.int32)
+    everyone = _first_tokens(shape.coded_tokens)
+    if not len(positions):
+        return everyone, everyone, positions
     chosen = positions - np.int32(shape.raw_head)
     return everyone, np.delete(everyone, chosen), chosen
