@@ -36,6 +36,17 @@ IMPLEMENTATIONS = ("compiled", "reference")
 COMPARISON_ROUNDS = 8
 """Most rounds of a comparison codec, which is some ten times slower."""
 
+SPLITS = ("nested:3+5", "nested:2+2+4", "nested:6+2")
+"""Measured beside the default of every codec."""
+
+
+def parse_codec(text: str) -> tuple[str, dict[str, Any]]:
+    """Name and parameters of a codec; `nested:2+2+4` names the bits of its streams."""
+    name, _, bits = text.partition(":")
+    if name not in codec_names():
+        raise SystemExit(f"unknown codec {name}; known are {', '.join(codec_names())}")
+    return name, {"bits": [int(b) for b in bits.split("+")]} if bits else {}
+
 
 class Bench:
     """One codec with its pages, buffers and streams, ready to be called."""
@@ -83,13 +94,15 @@ def make_pages(shape: PageShape, dtype: str, count: int) -> list[NDArray[Any]]:
     return pages
 
 
-def measure(name: str, pages: list[NDArray[Any]], shape: PageShape, rounds: int) -> dict[str, Any]:
+def measure(
+    name: str, params: dict[str, Any], pages: list[NDArray[Any]], shape: PageShape, rounds: int
+) -> dict[str, Any]:
     """The three speeds of one codec, in both implementations if they differ."""
-    comparison = isinstance(get_codec(name), BaselineCodec)
+    comparison = isinstance(get_codec(name, **params), BaselineCodec)
     implementations = IMPLEMENTATIONS[:1] if comparison else IMPLEMENTATIONS
     if comparison:
         rounds = min(rounds, COMPARISON_ROUNDS)
-    benches = {i: Bench(get_codec(name, implementation=i), pages, shape) for i in implementations}
+    benches = {i: Bench(get_codec(name, implementation=i, **params), pages, shape) for i in implementations}
     calls = {i: bench.calls() for i, bench in benches.items()}
     gigabytes = 4 * shape.values / 1e9
     times: dict[str, dict[str, list[float]]] = {i: {s: [] for s in SPEEDS} for i in implementations}
@@ -111,10 +124,10 @@ def measure(name: str, pages: list[NDArray[Any]], shape: PageShape, rounds: int)
 
 def table(codecs: dict[str, dict[str, Any]]) -> str:
     """The result as text; each speed with its ratio to the reference, where there are two implementations."""
-    lines = [f"{'codec':10} {'bits':>15}  " + "".join(f"{s.removesuffix('_gbps'):>22}" for s in SPEEDS)]
+    lines = [f"{'codec':12} {'bits':>15}  " + "".join(f"{s.removesuffix('_gbps'):>22}" for s in SPEEDS)]
     for name, row in codecs.items():
         cells = "".join(f"{row[s]:12.3f} {_ratio(row, s):9} " for s in SPEEDS)
-        lines.append(f"{name:10} {row['bits_anchor']:7.3f}/{row['bits_full']:7.3f}  {cells}".rstrip())
+        lines.append(f"{name:12} {row['bits_anchor']:7.3f}/{row['bits_full']:7.3f}  {cells}".rstrip())
     return "\n".join(lines)
 
 
@@ -125,7 +138,8 @@ def _ratio(row: dict[str, Any], speed: str) -> str:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m perf.codec", description="Measure the codecs on one core.")
     parser.add_argument("--json", type=Path, help="write the result to this file")
-    parser.add_argument("--codecs", nargs="+", choices=codec_names(), default=codec_names())
+    default = (*codec_names(), *SPLITS)
+    parser.add_argument("--codecs", nargs="+", default=default, metavar="NAME", help="e.g. lynx nested:2+2+4")
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--heads", type=int, default=8)
     parser.add_argument("--head-size", type=int, default=128)
@@ -139,9 +153,10 @@ def main(arguments: list[str] | None = None) -> int:
     shape = PageShape(options.tokens, options.heads, options.head_size)
     pages = make_pages(shape, options.dtype, options.pages)
     codecs = {}
-    for name in options.codecs:
-        get_codec(name).warm_up()
-        codecs[name] = measure(name, pages, shape, options.rounds)
+    for text in options.codecs:
+        name, params = parse_codec(text)
+        get_codec(name, **params).warm_up()
+        codecs[text] = measure(name, params, pages, shape, options.rounds)
     result = {
         "machine": machine_facts(("numpy", "numba")),
         "page": {

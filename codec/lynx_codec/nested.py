@@ -7,6 +7,7 @@ of its cell a value was (exact.py).
 
 from __future__ import annotations
 
+from decimal import Decimal, localcontext
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
     from lynx_codec.codecs import Engine
 
-__all__ = ["NestedCodec", "cell_middles"]
+__all__ = ["NestedCodec", "cell_middles", "cell_points"]
 
 CODE_BITS = 8
 MIN_CHUNK, MAX_CHUNK = 16, 256
@@ -73,7 +74,7 @@ class NestedCodec(PageCodec):
         self._bits = tuple(int(b) for b in bits)
         if not self._bits or min(self._bits) < 1 or sum(self._bits) != CODE_BITS or list(self._bits) != list(bits):
             raise CodecError(f"nested: bits must be whole numbers from 1 that add up to {CODE_BITS}, not {bits!r}")
-        if int(chunk) != chunk or not MIN_CHUNK <= chunk <= MAX_CHUNK:
+        if not MIN_CHUNK <= chunk <= MAX_CHUNK or int(chunk) != chunk:
             raise CodecError(f"nested: chunk must be {MIN_CHUNK} to {MAX_CHUNK} tokens, not {chunk!r}")
         if exact is not True and exact is not False:
             raise CodecError(f"nested: exact must be true or false, not {exact!r}")
@@ -87,7 +88,7 @@ class NestedCodec(PageCodec):
             self.stream_names = (*self.stream_names, "exact")
         self._shifts = [CODE_BITS - sum(self._bits[: i + 1]) for i in range(len(self._bits))]
         first = self._bits[0]
-        table = cell_middles(first).astype("<f2").tobytes() if first <= MAX_TABLE_BITS else b""
+        table = cell_points(first, self._chunk).astype("<f2").tobytes() if first <= MAX_TABLE_BITS else b""
         self._tail = bytes(self._bits) + bytes(WIDTHS_BYTES - len(self._bits)) + table
         self.header_bytes = HEADER_BYTES + len(self._tail)
 
@@ -207,6 +208,27 @@ class NestedCodec(PageCodec):
         """[2, 256]: where each code is read after so many streams, and with all of them."""
         known = sum(self._bits[:streams])
         return _code_positions(known, table if streams == 1 else b"")
+
+
+@lru_cache(maxsize=64)
+def cell_points(bits: int, chunk: int) -> NDArray[np.float16]:
+    """Mean position of the codes inside each of the 2**bits cells, for values as they are in real caches.
+
+    Two values of a chunk, the extremes, are at the ends; the others are assumed to have a density proportional to
+    (1 - u^2)^(0.3 log2(chunk) - 0.7) over -1 < u < 1, fitted to the keys and values of SmolLM2 at 32 and 128 tokens
+    (docs/codec.md). Decimal arithmetic, so that every platform writes the same table.
+    """
+    with localcontext() as context:
+        context.prec = 28
+        power = Decimal("0.3") * Decimal(chunk).ln() / Decimal(2).ln() - Decimal("0.7")
+        inner = [((255 - code) * code / (Decimal(255) / 2) ** 2) ** power for code in map(Decimal, range(1, 255))]
+        share = (1 - Decimal(2) / chunk) / sum(inner)
+        end = Decimal(1) / chunk
+        mass = [end, *(share * weight for weight in inner), end]
+        size = 1 << (CODE_BITS - bits)
+        cells = [range(first, first + size) for first in range(0, 256, size)]
+        means = [sum(mass[code] * code for code in cell) / sum(mass[code] for code in cell) for cell in cells]
+    return np.array([float(mean) for mean in means]).astype(np.float16)
 
 
 @lru_cache(maxsize=64)

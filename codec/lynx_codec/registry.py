@@ -89,7 +89,7 @@ class CodecBuilder:
                 raise CodecError(f"more than {MAX_DIFFERENT} different codecs in one transfer")
             try:
                 self._made[key] = factory(partial(_engine, self._implementation), **own)
-            except (TypeError, ValueError) as error:
+            except (TypeError, ValueError, OverflowError) as error:
                 raise CodecError(f"codec {name}: bad parameters {params}: {error}") from error
         return self._made[key]
 

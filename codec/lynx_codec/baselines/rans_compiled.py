@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from lynx_codec.baselines import rans
-from lynx_codec.kernels import compiled
+from lynx_codec.jit import compiled
 
 __all__ = ["decode_words", "encode_words"]
 
