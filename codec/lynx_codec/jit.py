@@ -11,7 +11,7 @@ import hashlib
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from numba import njit
 from numba.core.caching import (
@@ -46,30 +46,30 @@ class _PackageStamp:
         return source_digest(Path(self._py_file).resolve().parent)
 
 
-class _UserProvided(_PackageStamp, UserProvidedCacheLocator):  # type: ignore[misc]
+class _UserProvided(_PackageStamp, UserProvidedCacheLocator):
     """The folder that NUMBA_CACHE_DIR names."""
 
 
-class _InTree(_PackageStamp, InTreeCacheLocator):  # type: ignore[misc]
+class _InTree(_PackageStamp, InTreeCacheLocator):
     """Beside the source."""
 
 
-class _UserWide(_PackageStamp, UserWideCacheLocator):  # type: ignore[misc]
+class _UserWide(_PackageStamp, UserWideCacheLocator):
     """The user's cache folder."""
 
 
-class _Storage(CompileResultCacheImpl):  # type: ignore[misc]
-    _locator_classes = (_UserProvided, _InTree, _UserWide)
+class _Storage(CompileResultCacheImpl):
+    _locator_classes: ClassVar[list[type]] = [_UserProvided, _InTree, _UserWide]
 
 
-class _KernelCache(FunctionCache):  # type: ignore[misc]
+class _KernelCache(FunctionCache):
     _impl_class = _Storage
 
 
 def compiled(function: Callable[..., Any]) -> Any:
     """Compile `function` at its first call, or load it from the cache where there is a writable folder for one."""
-    dispatcher = njit(nogil=True)(function)
+    dispatcher: Any = njit(nogil=True)(function)
     # Set here and not by `cache=True`, so that functions of other packages keep numba's own locators.
     with suppress(RuntimeError):
-        dispatcher._cache = _KernelCache(function)
+        dispatcher._cache = _KernelCache(function)  # type: ignore[no-untyped-call]
     return dispatcher
