@@ -11,7 +11,7 @@ import hashlib
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from numba import njit
 from numba.core.caching import (
@@ -59,7 +59,7 @@ class _UserWide(_PackageStamp, UserWideCacheLocator):
 
 
 class _Storage(CompileResultCacheImpl):
-    _locator_classes: ClassVar[list[type]] = [_UserProvided, _InTree, _UserWide]
+    _locator_classes: list[type[object]] = [_UserProvided, _InTree, _UserWide]  # noqa: RUF012 - as numba has it
 
 
 class _KernelCache(FunctionCache):
