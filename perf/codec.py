@@ -35,7 +35,9 @@ SPEEDS = ("encode_gbps", "decode_anchor_gbps", "refine_gbps")
 IMPLEMENTATIONS = ("compiled", "reference")
 COMPARISON_ROUNDS = 8
 """Most rounds of a comparison codec, which is some ten times slower."""
-DEFAULTS = (*codec_names(), "nested:3+5", "nested:2+2+4", "nested:6+2")
+
+SPLITS = ("nested:3+5", "nested:2+2+4", "nested:6+2")
+"""Measured beside the default of every codec."""
 
 
 def parse_codec(text: str) -> tuple[str, dict[str, Any]]:
@@ -96,7 +98,7 @@ def measure(
     name: str, params: dict[str, Any], pages: list[NDArray[Any]], shape: PageShape, rounds: int
 ) -> dict[str, Any]:
     """The three speeds of one codec, in both implementations if they differ."""
-    comparison = isinstance(get_codec(name), BaselineCodec)
+    comparison = isinstance(get_codec(name, **params), BaselineCodec)
     implementations = IMPLEMENTATIONS[:1] if comparison else IMPLEMENTATIONS
     if comparison:
         rounds = min(rounds, COMPARISON_ROUNDS)
@@ -136,7 +138,8 @@ def _ratio(row: dict[str, Any], speed: str) -> str:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m perf.codec", description="Measure the codecs on one core.")
     parser.add_argument("--json", type=Path, help="write the result to this file")
-    parser.add_argument("--codecs", nargs="+", default=DEFAULTS, metavar="NAME", help="e.g. lynx nested:2+2+4")
+    default = (*codec_names(), *SPLITS)
+    parser.add_argument("--codecs", nargs="+", default=default, metavar="NAME", help="e.g. lynx nested:2+2+4")
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--heads", type=int, default=8)
     parser.add_argument("--head-size", type=int, default=128)

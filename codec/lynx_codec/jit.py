@@ -59,7 +59,7 @@ class _UserWide(_PackageStamp, UserWideCacheLocator):
 
 
 class _Storage(CompileResultCacheImpl):
-    _locator_classes: list[type[object]] = [_UserProvided, _InTree, _UserWide]  # noqa: RUF012
+    _locator_classes: list[type[object]] = [_UserProvided, _InTree, _UserWide]  # noqa: RUF012 - as numba has it
 
 
 class _KernelCache(FunctionCache):
