@@ -303,7 +303,7 @@ async def test_arguments_out_of_range(kwargs):
 
 @pytest.mark.parametrize("before", [0, 1, 4])
 async def test_verification_waits_for_the_exact_stream_if_told_to(before):
-    """The residual comes after `before` drafts and makes nothing final; drafting goes on until the exact bits are in."""
+    """The residual comes after `before` drafts and makes nothing final; drafting goes on till the exact bits are in."""
     expected = plain(8, max_new_tokens=12)
     model = HashModel(8, noise=0.3)
     transfer = ScriptedTransfer(model)
