@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from lynx_net.aio.inbox import Inbox
 from lynx_net.aio.pump import LoopPump, Pump
 from lynx_net.aio.threads import ThreadPump
+from lynx_net.aio.timeline import has_exact
 from lynx_net.aio.transfer import IncomingTransfer, Offer, OutgoingTransfer
 from lynx_net.errors import (
     ConnectionFailedError,
@@ -57,6 +58,9 @@ CLOSE_S = 0.5
 FIRST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 0.5
 """Before a lost connection is opened again; the pause doubles from try to try."""
+
+MEASURED_BYTES = 4 << 20
+"""A rate is measured once so much has been sent: less may only have filled the buffers of the sockets."""
 
 SECOND_LOOK_S = 0.02
 """Before a peer is given up, what waits in the sockets is read: it may be this process that was stopped."""
@@ -228,7 +232,10 @@ class Link:
         meta: dict[str, Any] | None = None,
         first_token: int | None = None,
     ) -> OutgoingTransfer:
-        """Offer a transfer of encoded page streams and return its sending end at once."""
+        """Offer a transfer of encoded page streams and return its sending end at once.
+
+        A last stream called "exact" goes after the other streams of all transfers of the link.
+        """
         self._check_open()
         offer = Offer(request_id, layout, codec, codec_params, streams, meta or {}, first_token)
         with self.lock:
@@ -241,6 +248,7 @@ class Link:
                 meta=offer.meta,
                 first_token=first_token,
                 now=self.clock(),
+                exact=has_exact(tuple(stream_names or ())),
             )
             stats = self.core.send_stats(transfer)
             outgoing = self._outgoing[transfer] = OutgoingTransfer(self, transfer, offer, stats, stream_names)
@@ -283,6 +291,24 @@ class Link:
     def lane_stats(self) -> Sequence[LaneStats]:
         """What each lane has moved since the link began, also after its end; counters that go on counting."""
         return self.core.lane_stats
+
+    @property
+    def rate_bps(self) -> float | None:
+        """What this side sends in a second, in bits: as measured while it had something to send, but not more than the
+        rate that it is paced to. None where too little was sent to tell and no rate is set.
+        """
+        pacer = self.core.scheduler.pacer
+        paced_bps = None if pacer is None else pacer.rate_bps
+        now = self.clock()
+        busy_s = [
+            now - self.opened_at_s - lane.waited_s("idle", now) - lane.waited_s("credit", now)
+            for lane in self.lane_stats
+        ]
+        sent_bytes = sum(lane.sent_bytes for lane in self.lane_stats)
+        if sent_bytes < MEASURED_BYTES or max(busy_s) <= 0:
+            return paced_bps
+        measured_bps = sent_bytes * 8 / max(busy_s)
+        return measured_bps if paced_bps is None else min(measured_bps, paced_bps)
 
     @property
     def driver(self) -> str:
@@ -586,10 +612,10 @@ class Link:
         with self.lock:
             self._incoming[message.transfer] = incoming
             self.post([_Taken(incoming)])
-            now, sizes = self.clock(), incoming.sizes
+            now, sizes, exact = self.clock(), incoming.sizes, has_exact(incoming.stream_names)
             if not layout.page_count:
                 incoming.accepted_at_s = now  # there is nothing to reserve
-            self.post(self.core.take(message, layout, sizes, incoming.need_bytes, now, incoming.stats))
+            self.post(self.core.take(message, layout, sizes, incoming.need_bytes, now, incoming.stats, exact=exact))
             self._pump.wake()
 
     def _announce(self, incoming: IncomingTransfer) -> None:

@@ -18,6 +18,7 @@ from lynx_net.errors import CodecError
 from lynx_net.serdes.deserializer import ReceivedTransfer
 from lynx_net.serdes.fine import fine_tokens
 from lynx_net.serdes.serializer import Sending
+from lynx_net.serdes.split import AUTO, DEFAULT_RATE_BPS, auto_params
 from lynx_net.serdes.target import HostCache
 from lynx_net.wire.config import LinkConfig
 
@@ -43,8 +44,8 @@ class KVRequest(IncomingRequest):
     link: KVLink
 
     def send(self, layout: CacheLayout, **options: Any) -> Sending:
-        """Answer with a transfer; arguments as in `KVLink.send`."""
-        return self.link.send(self.id, layout, **options)
+        """Answer with a transfer; arguments as in `KVLink.send`. `asked` is the request's `meta` if not given."""
+        return self.link.send(self.id, layout, **{"asked": self.meta, **options})
 
 
 class KVLink(Link):
@@ -71,6 +72,7 @@ class KVLink(Link):
         fine: NDArray[np.integer[Any]] | Sequence[int] | None = None,
         meta: dict[str, Any] | None = None,
         first_token: int | None = None,
+        asked: dict[str, Any] | None = None,
     ) -> Sending:
         """Offer a cache to the peer; use it as `async with link.send(...) as transfer`.
 
@@ -78,16 +80,25 @@ class KVLink(Link):
             request_id: names the request for both applications.
             layout: shape and dtype of the cache.
             codec, codec_params: a codec of `lynx_codec`, by name; or a `CodecPlan`, for layers that differ.
-                The default has fewer bits for values than for keys in the first stream (docs/codec-study.md).
+                The default has fewer bits for values than for keys in the first stream (docs/codec-study.md). "auto" is
+                `nested` with the split that fits this link (docs/splits.md); it takes the fields of
+                `serdes.split.Situation` as parameters, and those of `nested` but `bits`.
             fine: tokens of the cache that have all their bits in the first stream: increasing, and none of them raw
                 (see `fine_tokens`). By default the last tokens of the cache; codecs of one stream have no use for it.
             meta: anything msgpack can pack; the receiver finds it in `transfer.offer.meta`.
             first_token: first output token, if prefill has computed it.
+            asked: what came with the request that this answers: "auto" uses its `decode_token_s`, seconds a token.
 
         Raises:
             CodecError: unknown codec or parameters, or a codec made for other heads than the layout's.
             LocalProtocolError, or the error that ended the link.
         """
+        tokens = np.asarray(fine_tokens(layout) if fine is None else fine, dtype=np.int64)
+        layout = layout.with_fine(tokens.tolist())
+        if codec == AUTO:
+            rate_bps = self.rate_bps or DEFAULT_RATE_BPS
+            codec_params = auto_params(layout, codec_params or {}, rate_bps=rate_bps, asked=asked or {})
+            codec = "nested"
         if isinstance(codec, CodecPlan):
             if codec_params is not None:
                 raise CodecError("a plan holds the parameters of its codecs; codec_params are not for it")
@@ -97,8 +108,6 @@ class KVLink(Link):
             name, chosen = codec, CodecBuilder().build(codec, codec_params or {})
             codecs, params = CodecTable.uniform(chosen, layout.layers, layout.kinds), chosen.params()
         codecs.check({kind: PageShape(0, layout.heads, layout.size_of(kind)) for kind in layout.kinds})
-        tokens = np.asarray(fine_tokens(layout) if fine is None else fine, dtype=np.int64)
-        layout = layout.with_fine(tokens.tolist())
         transfer = self.open_transfer(
             request_id,
             layout,

@@ -1,8 +1,8 @@
-"""The decode loop: draft on anchors while the residual is on its way, verify, go on (Lynx section 4.2, 4.3).
+"""The decode loop: draft on anchors while the rest is on its way, verify, go on (Lynx section 4.2, 4.3).
 
 The loop itself runs on the event loop and only decides; forward passes run in one worker thread, one
 at a time. Positions of drafts were computed on anchors, so verification forgets them and computes them
-again, all in one pass over the unfed tokens and the drafts, on Q_full.
+again, all in one pass over the unfed tokens and the drafts, on Q_full or on the exact cache.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from lynx_net.speculation.events import Event
-    from lynx_net.speculation.protocols import DecodeModel, ProgressiveTransfer
+    from lynx_net.speculation.protocols import DecodeModel, ProgressiveTransfer, Readiness
 
 __all__ = ["checked_limits", "decode"]
 
@@ -44,14 +44,17 @@ async def decode(
     seed: int = 0,
     stop_tokens: Collection[int] = (),
     max_drafts: int = 64,
+    verify_on: Literal["residual", "exact"] = "residual",
     executor: Executor | None = None,
 ) -> AsyncGenerator[Event, None]:
     """Decode from a cache that is still arriving. Iterate over the result with `async for`.
 
-    Before every draft the loop looks whether the residual is in. Drafting stops at `max_drafts`, at
-    `max_new_tokens`, or after a stop token; then the loop waits. If the residual is in before the first
-    draft, as on a fast link or with a codec of one stream, there are no drafts. With temperature 0
-    the final tokens are those of `decode_plain` on Q_full; above 0 they have the same distribution.
+    Before every draft the loop looks whether what drafts are verified on is in: the last lossy stream, or with
+    `verify_on="exact"` the exact one. Drafting stops at `max_drafts`, at `max_new_tokens`, or after a stop
+    token; then the loop waits. Every stream that comes in meanwhile makes the next drafts better. If everything
+    is in before the first draft, as on a fast link or with a codec of one stream, there are no drafts. With
+    temperature 0 the final tokens are those of `decode_plain` on Q_full, or on the unquantised cache of the
+    sender; above 0 they have the same distribution.
 
     The loop advances only while the caller asks for events; a slow caller delays the next draft.
 
@@ -66,6 +69,8 @@ async def decode(
         seed: of all draws.
         stop_tokens: tokens that end the text; the stop token itself is committed.
         max_drafts: 0 switches speculation off.
+        verify_on: "residual" makes tokens final on Q_full; "exact" on the bits that the sender has, for which
+            the codec must have an exact stream and the target must keep them: of the sender's dtype, or float32.
         executor: runs the forward passes, one at a time; by default a thread of this call's own.
             Give the same one to every loop that shares a model.
 
@@ -73,8 +78,8 @@ async def decode(
         Draft, Retract, Commit, and one Done at the end; see `lynx_net.speculation.events`.
 
     Raises:
-        LocalProtocolError: an argument is out of range.
-        LynxError: the transfer's error, if it fails before the residual is in. Drafts were retracted
+        LocalProtocolError: an argument is out of range, or the codec has no exact stream to verify on.
+        LynxError: the transfer's error, if it fails before what drafts are verified on is in. Drafts were retracted
             before, committed tokens stand. A failure is noticed before the next draft.
 
     Cancellation, and leaving the iteration early (close the generator: `contextlib.aclosing`): a
@@ -84,11 +89,12 @@ async def decode(
     limits = checked_limits(
         prompt_tail, max_new_tokens, temperature, stop_tokens, max_drafts, transfer.offer.first_token
     )
+    target = _verify_target(transfer, verify_on)
     own = ThreadPoolExecutor(1, "lynx-decode") if executor is None else None
     try:
         run = _Run(model, prompt_tail, limits, temperature, seed, executor or own)
         try:
-            async with aclosing(_steps(run, transfer)) as steps:
+            async with aclosing(_steps(run, transfer, target)) as steps:
                 async for event in steps:
                     yield event
         finally:
@@ -116,7 +122,16 @@ def checked_limits(
     return Limits(max_new_tokens, max_drafts, frozenset(stop_tokens))
 
 
-async def _steps(run: _Run, transfer: ProgressiveTransfer) -> AsyncGenerator[Event, None]:
+def _verify_target(transfer: ProgressiveTransfer, verify_on: str) -> Readiness:
+    """What makes the cache good enough for final tokens."""
+    if verify_on == "residual":
+        return transfer.residual_ready
+    if verify_on == "exact":
+        return transfer.exact_ready
+    raise LocalProtocolError(f'verify_on must be "residual" or "exact", not {verify_on!r}')
+
+
+async def _steps(run: _Run, transfer: ProgressiveTransfer, target: Readiness) -> AsyncGenerator[Event, None]:
     """The steps of one run, as the policy decides them."""
     if transfer.offer.first_token is not None:
         yield run.commit_first(transfer.offer.first_token)
@@ -126,10 +141,10 @@ async def _steps(run: _Run, transfer: ProgressiveTransfer) -> AsyncGenerator[Eve
             if not started:
                 await transfer.anchor_ready
                 started = True
-            ready = transfer.residual_ready.done()  # raises if the transfer has failed
-            action = next_action(run.limits, run.committed, run.drafts, residual_ready=ready)
+            ready = target.done()  # raises if the transfer has failed
+            action = next_action(run.limits, run.committed, run.drafts, verify_ready=ready)
             if action is Action.WAIT:
-                await transfer.residual_ready
+                await target
                 continue
         except LynxError:
             if run.drafts:
@@ -166,7 +181,7 @@ class _Run:
         self._rng = np.random.default_rng(seed)
         self._executor = executor
         self._base = model.length  # positions that are prompt or verified
-        self._unfed = list(prompt_tail)  # final tokens behind them that the model has not seen on Q_full
+        self._unfed = list(prompt_tail)  # final tokens behind them that the model has not seen on the final cache
         self._draft_rows: list[NDArray[np.float32]] = []
         self._draft_times_s: list[float] = []
         self._times_s: list[float] = []
@@ -193,7 +208,7 @@ class _Run:
         return Draft(token, self._draft_times_s[-1])
 
     async def verify(self) -> list[Event]:
-        """Judge all drafts in one pass on Q_full and take over what stands."""
+        """Judge all drafts in one pass on the final cache and take over what stands."""
         open_tokens = self.limits.max_new_tokens - len(self.committed)
         last_is_final = self.drafts[-1] in self.limits.stop_tokens or len(self.drafts) == open_tokens
         fed = self.drafts[:-1] if last_is_final else self.drafts  # no row for a token that cannot follow
@@ -217,7 +232,7 @@ class _Run:
         return events
 
     async def decode(self) -> Commit:
-        """Decode one final token on Q_full."""
+        """Decode one final token on the final cache."""
         row = (await run_blocking(self._executor, self._model.forward, self._unfed))[-1]
         token = draw(probabilities(row, self._temperature), self._rng) if self._temperature > 0 else int(row.argmax())
         self._base += len(self._unfed)

@@ -3,10 +3,10 @@
 Rules, first match wins:
 
 1. Enough tokens are final, or the last one is a stop token: FINISH.
-2. The residual is in: VERIFY the drafts; DECODE plainly if there are none.
+2. What drafts are verified on is in: VERIFY the drafts; DECODE plainly if there are none.
 3. No further draft can be of use (limit of drafts or of tokens reached, or the last draft is a stop
-   token): WAIT for the residual.
-4. DRAFT one token from anchors.
+   token): WAIT for it.
+4. DRAFT one token from the cache as it is.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ def is_finished(limits: Limits, committed: Sequence[int]) -> bool:
     return len(committed) >= limits.max_new_tokens or (bool(committed) and committed[-1] in limits.stop_tokens)
 
 
-def next_action(limits: Limits, committed: Sequence[int], drafts: Sequence[int], *, residual_ready: bool) -> Action:
+def next_action(limits: Limits, committed: Sequence[int], drafts: Sequence[int], *, verify_ready: bool) -> Action:
     """The next step.
 
     Args:
         limits: of the run.
         committed: final tokens so far.
         drafts: drafts that wait for verification.
-        residual_ready: the cache of the prompt is Q_full now.
+        verify_ready: the cache of the prompt is what drafts are verified on: Q_full, or exact.
     """
     if is_finished(limits, committed):
         return Action.FINISH
-    if residual_ready:
+    if verify_ready:
         return Action.VERIFY if drafts else Action.DECODE
     if len(drafts) >= limits.max_drafts or len(committed) + len(drafts) >= limits.max_new_tokens:
         return Action.WAIT

@@ -71,3 +71,11 @@ class ProgressiveTransfer(Protocol):
     def residual_ready(self) -> Readiness:
         """All layers hold Q_full."""
         ...
+
+    @property
+    def exact_ready(self) -> Readiness:
+        """All layers hold the bits of the unquantised cache; a `LocalProtocolError` if that is not sent.
+
+        Asked for by `decode(..., verify_on="exact")` only.
+        """
+        ...

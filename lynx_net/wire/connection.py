@@ -184,8 +184,12 @@ class LinkCore:
         first_token: int | None,
         now: float,
         deadline_s: float = NO_DEADLINE,
+        exact: bool = False,
     ) -> int:
-        """Begin a transfer and return its id. `deadline_s` orders it inside its class (scheduler rule 3)."""
+        """Begin a transfer and return its id. `deadline_s` orders it inside its class (scheduler rule 3).
+
+        `exact` says that the last of several streams is exact: it goes after the other streams of all transfers.
+        """
         if not 1 <= streams <= MAX_STREAMS:
             raise LocalProtocolError(f"a transfer has 1 to {MAX_STREAMS} streams, not {streams}")
         transfer = self._next_id
@@ -196,6 +200,7 @@ class LinkCore:
             segment_bytes=self.segment_bytes,
             initial_credit=self._peer_initial_credit,
             deadline_s=deadline_s,
+            exact=exact,
         )
         self.scheduler.control(
             OfferMessage(
@@ -355,11 +360,13 @@ class LinkCore:
         need_bytes: int,
         now: float,
         stats: TransferStats | None = None,
+        *,
+        exact: bool = False,
     ) -> list[Event]:
         """Accept an offer as soon as its memory can be reserved; nothing happens if the transfer has ended.
 
         `sizes` gives the byte sizes each stream of a page may have, `need_bytes` the most the whole transfer can take;
-        what arrives is counted in `stats`.
+        what arrives is counted in `stats`; `exact` says that the last of several streams is exact.
         """
         if not self._book.fits(need_bytes):
             reason = f"the transfer needs {need_bytes} bytes, this receiver holds at most {self._book.memory_bytes}"
@@ -379,6 +386,7 @@ class LinkCore:
             self._book.pool,
             early_window=config.early_residual_bytes,
             stats=stats,
+            exact=exact,
         )
         self._receiving[offer.transfer] = state
         self._pending.discard(offer.transfer)
@@ -607,9 +615,10 @@ class LinkCore:
                 if window.held:
                     return max(since_s, self._decoder_moved_at_s), "this receiver decoded nothing"
                 if state.owes(stream):
-                    if not window.outstanding or self._book.is_behind(self.link, stream):
+                    class_ = state.classes[stream]
+                    if not window.outstanding or self._book.is_behind(self.link, class_):
                         break
-                    return max([since_s, *self._stream_heard_s[:stream]]), f"no byte of transfer {transfer} arrived"
+                    return max([since_s, *self._stream_heard_s[:class_]]), f"no byte of transfer {transfer} arrived"
         return now, ""
 
     def _request_arrived(self, request_id: str, meta: dict[str, Any]) -> list[Event]:

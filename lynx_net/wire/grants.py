@@ -4,8 +4,9 @@ Rules:
 
 1. A transfer is granted nothing (beyond the initial credit) before its memory is reserved. Reservations are made in the
    order of the offers and never exceed `memory_bytes`; who does not fit waits, who can never fit is refused.
-2. Stream 0 is granted up to its window. Stream s > 0 is granted only while no *other* link owes bytes of an earlier
-   stream: a single sender keeps its own order (scheduler rule 2), several senders are kept in order here.
+2. Stream 0 is granted up to its window. A later stream is granted only while no *other* link owes bytes of an earlier
+   class (its number, or that of exact streams): a single sender keeps its own order (scheduler rule 2), several
+   senders are kept in order here.
 3. What the initial credit lets a waiting transfer send is reserved apart, up to `early_bytes` for all of them; who does
    not fit there either is refused, since its bytes may already be on their way.
 """
@@ -67,7 +68,7 @@ class CreditBook:
         """Pages decoded on all links, ever; shows whether the decoder moves."""
         self._entries: dict[tuple[Hashable, int], _Entry] = {}
         self._waiting: deque[_Entry] = deque()
-        # stream -> link -> how many of its accepted transfers owe bytes of that stream
+        # class -> link -> how many of its accepted transfers owe bytes of a stream of that class
         self._owing: dict[int, Counter[Hashable]] = {}
 
     def fits(self, need_bytes: int) -> bool:
@@ -131,7 +132,7 @@ class CreditBook:
         entry = self._entries.get((link, transfer))
         if entry is None:
             return False
-        return not entry.state.accepted or any(self.is_behind(link, stream) for stream in entry.owed)
+        return not entry.state.accepted or any(self._is_behind(entry, stream) for stream in entry.owed)
 
     def _admit(self) -> list[Grant]:
         grants: list[Grant] = []
@@ -144,7 +145,7 @@ class CreditBook:
             for stream in range(entry.state.streams):
                 if entry.state.owes(stream):
                     entry.owed.add(stream)
-                    self._owing.setdefault(stream, Counter())[entry.link] += 1
+                    self._owing.setdefault(entry.state.classes[stream], Counter())[entry.link] += 1
             grants.append(Grant(entry.link, entry.state.transfer, -1, 0))
             grants += self._grants([entry])
         return grants
@@ -152,25 +153,26 @@ class CreditBook:
     def _settle(self, entry: _Entry, stream: int) -> None:
         """The entry does not owe this stream any more."""
         entry.owed.discard(stream)
-        owing = self._owing[stream]
+        owing = self._owing[entry.state.classes[stream]]
         owing[entry.link] -= 1
         if not owing[entry.link]:
             del owing[entry.link]
 
-    def is_behind(self, link: Hashable, stream: int) -> bool:
-        """Whether another link owes bytes of a stream before this one, so that this one is granted nothing (rule 2)."""
+    def is_behind(self, link: Hashable, class_: int) -> bool:
+        """Whether another link owes bytes of a class before this one, so that this one is granted nothing (rule 2)."""
         return any(
-            len(owing) > (1 if link in owing else 0)
-            for earlier in range(stream)
-            if (owing := self._owing.get(earlier)) is not None
+            earlier < class_ and len(owing) > (1 if link in owing else 0) for earlier, owing in self._owing.items()
         )
+
+    def _is_behind(self, entry: _Entry, stream: int) -> bool:
+        return self.is_behind(entry.link, entry.state.classes[stream])
 
     def _grants(self, entries: Iterable[_Entry]) -> list[Grant]:
         grants: list[Grant] = []
         for entry in entries:
             for stream, window in enumerate(entry.state.windows):
                 # The cheap question first: this runs for every segment, and a grant is seldom due.
-                if not window.grant_due or stream not in entry.owed or self.is_behind(entry.link, stream):
+                if not window.grant_due or stream not in entry.owed or self._is_behind(entry, stream):
                     continue
                 limit = window.next_limit()
                 if limit is not None:

@@ -3,7 +3,8 @@
 Rules:
 
 1. A page stream gets its buffer when its first segment arrives, of the size that segment names, which must be one of
-   the sizes the codec can produce for that page: nothing is allocated beyond what was reserved for the offer.
+   the sizes the codec can produce for that page (of a stream whose size depends on the values: any up to a bound):
+   nothing is allocated beyond what was reserved for the offer.
 2. Segments begin at multiples of the offer's segment size; each is taken once, a repeated one is dropped.
 3. Bytes count against the stream's credit when their segment begins.
 4. A page stream is handed out for decoding when all its segments are in and verified, and every earlier stream of that
@@ -12,8 +13,9 @@ Rules:
    layers are; it is complete when it is ready at its last stream. A transfer without pages is complete at once.
 6. A sender begins a page only when it has sent all of the page before in that stream. Until the transfer is accepted,
    the buffers of all pages but the largest therefore fit into the initial credit; more is a RemoteProtocolError.
-7. The window of a later stream is narrow, two segments or a little more, until every earlier stream of the transfer is
-   in: it keeps an idle line busy, but what is granted cannot be recalled when another peer begins an anchor.
+7. The windows of later streams are narrow until every earlier stream of the transfer is in: they keep an idle line
+   busy, but what is granted cannot be recalled when another peer begins an anchor. The streams behind the first one
+   that is owed share `early_window`, the next first, as much as it has bytes; each has two segments at least.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from lynx_net.errors import FlowControlError, IntegrityError, LocalProtocolError, RemoteProtocolError
 from lynx_net.wire.credit import ReceiveWindow
 from lynx_net.wire.pool import BufferPool
+from lynx_net.wire.scheduler import class_of
 from lynx_net.wire.stats import TransferStats
 
 if TYPE_CHECKING:
@@ -112,7 +115,8 @@ class ReceiveState:
         windows: the credit window of each stream, bytes.
         initial_credit: granted for stream 0 by the handshake.
         pool: where the buffers of page streams come from and go back to.
-        early_window: window of a later stream while an earlier one is owed (rule 7); None: the same as afterwards.
+        early_window: of later streams while an earlier one is owed (rule 7); None: the same as afterwards.
+        exact: the last of several streams is exact, and in the class of exact streams.
         stats: where what arrives is counted.
     """
 
@@ -129,7 +133,10 @@ class ReceiveState:
         *,
         early_window: int | None = None,
         stats: TransferStats | None = None,
+        exact: bool = False,
     ) -> None:
+        self.classes = [class_of(stream, streams, exact=exact) for stream in range(streams)]
+        """Priority class of each stream."""
         self.stats = TransferStats.of(streams) if stats is None else stats
         self._pool = BufferPool() if pool is None else pool
         self.transfer = transfer
@@ -151,14 +158,13 @@ class ReceiveState:
             for size, largest in zip(windows, self._largest_bytes, strict=True)
         ]
         self.windows[0].limit = initial_credit
-        if early_window is not None:
-            for stream in range(1, streams):
-                two_segments = 2 * min(segment_bytes, self._largest_bytes[stream])
-                self.windows[stream].window = min(max(early_window, two_segments), windows[stream])
+        self._early_window = early_window
         self._pages: dict[int, _Page] = {}
         self._arrived_pages = [0] * streams
         self._layer_missing = [[self._pages_per_layer] * layout.layers for _ in range(streams)]
         self._layers_missing = [layout.layers] * streams
+        if early_window is not None:
+            self._set_windows(early_window)
 
     def start(self) -> list[LayerReady | StreamReady | TransferComplete]:
         """What is ready before any byte has come (rule 5)."""
@@ -193,12 +199,17 @@ class ReceiveState:
         pages = [self._sizes(start + index) for start in starts for index in alike]
         return [max(largest_of(sizes[stream]) for sizes in pages) for stream in range(self.streams)]
 
-    def _widen(self) -> None:
-        """A stream is in: the next ones get their whole window, up to the first that is still owed (rule 7)."""
-        for stream in range(1, self.streams):
-            if self.owes(stream - 1):
-                return
-            self.windows[stream].window = self._full_windows[stream]
+    def _set_windows(self, room_bytes: int) -> None:
+        """Whole windows up to the first stream that is owed; those behind it share so much (rule 7)."""
+        behind = False
+        for stream, full in enumerate(self._full_windows):
+            window = full
+            if behind:
+                largest = self._largest_page(stream)
+                window = min(max(room_bytes, 2 * min(self.segment_bytes, largest)), full)
+                room_bytes = max(room_bytes - largest * self._page_count, 0)
+            self.windows[stream].window = window
+            behind = behind or self.owes(stream)
 
     @property
     def complete(self) -> bool:
@@ -270,8 +281,8 @@ class ReceiveState:
         if page_stream.missing:
             return []
         self._arrived_pages[header.stream] += 1
-        if not self.owes(header.stream):
-            self._widen()
+        if self._early_window is not None and not self.owes(header.stream):
+            self._set_windows(self._early_window)
         self.windows[header.stream].hold(page_stream.data.nbytes)
         events: list[PageArrived] = []
         while page.handed_out < self.streams:

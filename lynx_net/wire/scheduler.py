@@ -3,7 +3,7 @@
 Rules:
 
 1. Control frames first, in order, on lane 0 only; they are never held back by credit or pacing.
-2. Then segments, by class: stream 0 of any transfer before stream 1 of any, and so on.
+2. Then segments, by class: stream 0 of any transfer before stream 1 of any, and so on; exact streams last.
 3. Inside a class the earliest deadline first; transfers of equal deadline take turns, a segment each, beginning with
    the one that has waited longest.
 4. A transfer takes part in a class while it has bytes queued there and credit for its whole next segment.
@@ -41,7 +41,17 @@ if TYPE_CHECKING:
 
     from lynx_net.wire.pacing import TokenBucket
 
-__all__ = ["BURST_BYTES", "NothingToSend", "Scheduler", "SendBytes", "SendQueue", "WaitUntil", "seal"]
+__all__ = [
+    "BURST_BYTES",
+    "EXACT_CLASS",
+    "NothingToSend",
+    "Scheduler",
+    "SendBytes",
+    "SendQueue",
+    "WaitUntil",
+    "class_of",
+    "seal",
+]
 
 
 BURST_BYTES = 4 << 20
@@ -49,6 +59,15 @@ BURST_BYTES = 4 << 20
 
 MAX_STREAM_BYTES = (1 << 32) - 1
 """The header has 32 bits for the bytes of a page stream."""
+
+
+EXACT_CLASS = 255
+"""Class of an exact stream, behind all that make a cache fit to decode from."""
+
+
+def class_of(stream: int, streams: int, *, exact: bool) -> int:
+    """Priority class of a stream of a transfer, 0 first; `exact` says that the last of several streams is exact."""
+    return EXACT_CLASS if exact and 0 < stream == streams - 1 else stream
 
 
 class SendBytes(NamedTuple):
@@ -131,6 +150,7 @@ class SendQueue:
         segment_bytes: int,
         initial_credit: int,
         deadline_s: float = math.inf,
+        exact: bool = False,
     ) -> None:
         if math.isnan(deadline_s):
             raise LocalProtocolError("deadline_s must be a number")
@@ -138,12 +158,17 @@ class SendQueue:
         self.segment_bytes = segment_bytes
         self.deadline_s = deadline_s
         self.pages: list[deque[_PageStream]] = [deque() for _ in range(streams)]
+        self.classes = [class_of(stream, streams, exact=exact) for stream in range(streams)]
         self.windows = [SendWindow(initial_credit if stream == 0 else 0) for stream in range(streams)]
         self.queued_bytes = [0] * streams
         self.stats = TransferStats.of(streams)
         self.unsent = streams * page_count
         """Page streams whose last segment has not been chosen yet, those not submitted yet included."""
         self._submitted = [bytearray(page_count) for _ in range(streams)]
+
+    def stream_in(self, class_: int) -> int:
+        """The stream that is of a class: only the last one can have another class than its number."""
+        return min(class_, len(self.pages) - 1)
 
     def append(self, page: int, stream: int, data: memoryview) -> None:
         """Queue one stream of one page; refuses what the receiver would."""
@@ -184,7 +209,7 @@ class Scheduler:
         """Bytes of control frames that wait."""
         self._control: deque[bytes] = deque()
         self._queues: dict[int, SendQueue] = {}
-        # (stream, deadline) -> transfers that are sendable there, in the order of their turns
+        # (class, deadline) -> transfers that are sendable there, in the order of their turns
         self._turns: dict[tuple[int, float], deque[SendQueue]] = {}
         # the keys of _turns, in order
         self._order: list[tuple[int, float]] = []
@@ -206,8 +231,9 @@ class Scheduler:
             return
         for stream in range(len(queue.pages)):
             if queue.sendable(stream):
-                self._turns[stream, queue.deadline_s].remove(queue)
-                self._forget_empty(stream, queue.deadline_s)
+                key = (queue.classes[stream], queue.deadline_s)
+                self._turns[key].remove(queue)
+                self._forget_empty(key)
 
     def submit(self, transfer: int, page: int, stream: int, data: memoryview) -> None:
         """Queue one stream of one page. `data` must not change until it has been sent.
@@ -244,9 +270,9 @@ class Scheduler:
             return len(self._control[0]) <= most_bytes
         if not self.has_segments(0):
             return False
-        stream = self._order[0][0]
-        queue = self._turns[self._order[0]][0]
-        return queue.unsent == 1 and queue.next_length(stream) <= most_bytes
+        key = self._order[0]
+        queue = self._turns[key][0]
+        return queue.unsent == 1 and queue.next_length(queue.stream_in(key[0])) <= most_bytes
 
     def has_segments(self, lane: int) -> bool:
         """True while a segment could be sent on this lane now, pacing aside."""
@@ -261,7 +287,8 @@ class Scheduler:
         total = 0
         for key in self._order:
             for queue in self._turns[key]:
-                total += min(queue.queued_bytes[key[0]], queue.windows[key[0]].available)
+                stream = queue.stream_in(key[0])
+                total += min(queue.queued_bytes[stream], queue.windows[stream].available)
                 if total >= enough:
                     return total
         return total
@@ -279,16 +306,17 @@ class Scheduler:
             ready_at = self.pacer.ready_at(now)
             if ready_at > now:
                 return WaitUntil(ready_at)
-        stream, deadline_s = self._order[0]
-        turns = self._turns[stream, deadline_s]
+        key = self._order[0]
+        turns = self._turns[key]
         queue = turns.popleft()
+        stream = queue.stream_in(key[0])
         chosen = self._cut(queue, stream)
         if queue.stats.first_segment_s is None:
             queue.stats.first_segment_s = now
         if queue.sendable(stream):
             turns.append(queue)
         else:
-            self._forget_empty(stream, deadline_s)
+            self._forget_empty(key)
             if not queue.unsent:
                 queue.stats.last_segment_s = now
         self._pay(HEADER_BYTES + len(chosen.data), now)
@@ -305,16 +333,16 @@ class Scheduler:
         return frame
 
     def _enter(self, queue: SendQueue, stream: int) -> None:
-        key = (stream, queue.deadline_s)
+        key = (queue.classes[stream], queue.deadline_s)
         if key not in self._turns:
             self._turns[key] = deque()
             bisect.insort(self._order, key)
         self._turns[key].append(queue)
 
-    def _forget_empty(self, stream: int, deadline_s: float) -> None:
-        if not self._turns[stream, deadline_s]:
-            del self._turns[stream, deadline_s]
-            self._order.remove((stream, deadline_s))
+    def _forget_empty(self, key: tuple[int, float]) -> None:
+        if not self._turns[key]:
+            del self._turns[key]
+            self._order.remove(key)
 
     def _pay(self, count: int, now: float) -> None:
         if self.pacer is not None:

@@ -8,9 +8,11 @@ import torch
 import transformers
 from speculation_toys import Offer, ScriptedTransfer, replay
 
+import lynx_net
 from lynx_net.errors import LocalProtocolError
 from lynx_net.integrations.transformers import ProgressiveCache, TransformersModel, layout_of, prefill
 from lynx_net.speculation import Draft, Retract, decode, decode_plain
+from lynx_net.testing.clock import run_virtual
 from lynx_net.wire.layout import CacheLayout
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -250,6 +252,67 @@ def test_speculation_on_a_tiny_model_equals_generate(tiny, noise, ready_after):
     events = run_pair(model, prompt, noise=noise, ready_after=ready_after, max_new_tokens=12)
     assert replay(events)[0] == expected
     assert events[-1].drafted == ready_after
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_verified_on_the_exact_stream_tokens_are_those_of_the_unquantised_cache(tiny, dtype):
+    """Over a real link, with 2-bit anchors: what is decoded is what the model decodes from its own cache, bit for bit."""
+    model = tiny(dtype)
+    prompt = prompt_of(80)
+    original = filled(model, prompt)
+    layout = layout_of(model.config, len(prompt) - 1, dtype=dtype, raw_head=0)
+    params = {"bits": [2, 6], "chunk": 16, "exact": True}
+    seen = {}
+
+    async def main():
+        def allocate(_offer):
+            return ProgressiveCache(layout, room=64)
+
+        async with (
+            lynx_net.serve("memory://exact", allocate=allocate) as server,
+            lynx_net.connect(server.url, rate="100kbit") as link,
+        ):
+            sending = asyncio.create_task(send(link))
+            transfer = await anext(aiter(server))
+            driven = TransformersModel(model, transfer.target)
+            kwargs = {"prompt_tail": prompt[-1:], "max_new_tokens": 16, "verify_on": "exact"}
+            events = [event async for event in decode(driven, transfer, **kwargs)]
+            await sending
+            seen["q_full"] = transfer.residual_ready.at_s < transfer.exact_ready.at_s
+            for layer in range(len(original)):
+                for kind in ("key", "value"):
+                    there, here = transfer.target.view(layer, kind), original.view(layer, kind)
+                    np.testing.assert_array_equal(there.view(np.uint16), here.view(np.uint16))
+            return events
+
+    async def send(link):
+        async with link.send("r", layout, codec="nested", codec_params=params) as sending:
+            for layer in range(layout.layers):
+                await sending.write(layer, original.view(layer, "key"), original.view(layer, "value"))
+
+    events = run_virtual(main())
+    expected = decode_plain(TransformersModel(model, original), prompt[-1:], max_new_tokens=16)
+    assert replay(events)[0] == expected
+    assert seen["q_full"]
+    assert events[-1].drafted > 0
+
+
+def test_an_exact_stream_that_is_not_sent_is_missed_at_once(tiny):
+    model = tiny("bfloat16")
+    original = filled(model, prompt_of(20))
+    layout = layout_of(model.config, 19, dtype="bfloat16")
+
+    async def main():
+        async with lynx_net.serve("memory://inexact") as server, lynx_net.connect(server.url) as link:
+            async with link.send("r", layout, codec="nested", codec_params={"bits": [4, 4]}) as sending:
+                for layer in range(layout.layers):
+                    await sending.write(layer, original.view(layer, "key"), original.view(layer, "value"))
+                transfer = await anext(aiter(server))
+            driven = TransformersModel(model, original)
+            with pytest.raises(LocalProtocolError, match="no exact stream"):
+                await anext(decode(driven, transfer, prompt_tail=[1], verify_on="exact"))
+
+    run_virtual(main())
 
 
 @pytest.mark.model

@@ -97,6 +97,7 @@ class ScriptedTransfer:
     offer: Offer = field(default_factory=Offer)
     anchor_ready: Readiness = field(default_factory=Readiness)
     residual_ready: Readiness = field(default_factory=Readiness)
+    exact_ready: Readiness = field(default_factory=Readiness)
 
     def finish(self) -> None:
         """Everything is refined: the model reads Q_full from here on."""

@@ -299,3 +299,56 @@ async def test_arguments_out_of_range(kwargs):
     arguments = {"prompt_tail": PROMPT_TAIL, **kwargs}
     with pytest.raises(LocalProtocolError):
         await anext(decode(model, ScriptedTransfer(model), **arguments))
+
+
+@pytest.mark.parametrize("before", [0, 1, 4])
+async def test_verification_waits_for_the_exact_stream_if_told_to(before):
+    """The residual comes after `before` drafts and makes nothing final; drafting goes on till the exact bits are in."""
+    expected = plain(8, max_new_tokens=12)
+    model = HashModel(8, noise=0.3)
+    transfer = ScriptedTransfer(model)
+    transfer.anchor_ready.set(0.0)
+    loop = asyncio.get_running_loop()
+
+    def finish():
+        model.full = True  # the unquantised cache: Q_full counts as coarse here
+        transfer.exact_ready.set(0.0)
+
+    def after_call(count):
+        if count == before:
+            loop.call_soon_threadsafe(transfer.residual_ready.set, 0.0)
+        if count == before + 3:
+            loop.call_soon_threadsafe(finish)
+
+    model.after_call = after_call
+    if not before:
+        transfer.residual_ready.set(0.0)
+    events = await collect(model, transfer, max_new_tokens=12, verify_on="exact")
+    assert replay(events)[0] == expected
+    assert [type(event) for event in events[: before + 3]] == [Draft] * (before + 3)
+    assert events[-1].drafted == before + 3
+    assert all(full for _, full in model.entries)
+
+
+async def test_a_failure_after_the_residual_retracts_drafts_that_wait_for_the_exact_stream():
+    model = HashModel(8, noise=0.3)
+    transfer = ScriptedTransfer(model)
+    transfer.anchor_ready.set(0.0)
+    transfer.residual_ready.set(0.0)
+    events = []
+    task = asyncio.create_task(
+        collect_into(events, decode(model, transfer, prompt_tail=PROMPT_TAIL, max_drafts=2, verify_on="exact"))
+    )
+    await until(lambda: len(model.calls) == 2)
+    transfer.exact_ready.fail(ConnectionLostError("gone"))
+    with pytest.raises(ConnectionLostError):
+        await task
+    assert [type(event) for event in events] == [Draft, Draft, Retract]
+    assert model.length == model.prompt
+
+
+@pytest.mark.parametrize("verify_on", ["anchor", "", None])
+async def test_what_cannot_be_verified_on(verify_on):
+    model = HashModel(1)
+    with pytest.raises(LocalProtocolError, match='verify_on must be "residual" or "exact"'):
+        await anext(decode(model, ScriptedTransfer(model), prompt_tail=PROMPT_TAIL, verify_on=verify_on))

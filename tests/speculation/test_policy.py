@@ -26,8 +26,8 @@ LIMITS = Limits(max_new_tokens=4, max_drafts=2, stop_tokens=frozenset({9}))
     ],
 )
 def test_rules(committed, drafts, ready, expected):
-    assert next_action(LIMITS, committed, drafts, residual_ready=ready) is expected
+    assert next_action(LIMITS, committed, drafts, verify_ready=ready) is expected
 
 
 def test_no_drafts_allowed_waits():
-    assert next_action(Limits(4, max_drafts=0), [], [], residual_ready=False) is Action.WAIT
+    assert next_action(Limits(4, max_drafts=0), [], [], verify_ready=False) is Action.WAIT

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from wirekit import LAYOUT, NEED_BYTES, STREAMS, page_bytes, page_sizes
@@ -89,19 +90,28 @@ class Side:
 
     # ---- the application
 
-    def offer(self, *, request_id: str = "r", submit: bool = True, layout: Any = LAYOUT) -> int:
+    def offer(
+        self,
+        *,
+        request_id: str = "r",
+        submit: bool = True,
+        layout: Any = LAYOUT,
+        streams: int = STREAMS,
+        exact: bool = False,
+    ) -> int:
         transfer = self.core.offer(
             request_id=request_id,
             layout=layout,
             codec="none",
             codec_params={},
-            streams=STREAMS,
+            streams=streams,
             meta={},
             first_token=None,
             now=self.now,
+            exact=exact,
         )
         pages = range(layout.page_count)
-        self.unsubmitted[transfer] = [(page, stream) for stream in range(STREAMS) for page in pages]
+        self.unsubmitted[transfer] = [(page, stream) for stream in range(streams) for page in pages]
         while submit and self.unsubmitted[transfer]:
             self.submit(transfer)
         return transfer
@@ -110,9 +120,12 @@ class Side:
         page, stream = self.unsubmitted[transfer].pop(0)
         self.core.submit(transfer, page, stream, memoryview(page_bytes(transfer, page, stream)), self.now)
 
-    def take(self, index: int = 0, need_bytes: int = NEED_BYTES) -> int:
+    def take(self, index: int = 0, need_bytes: int = NEED_BYTES, *, exact: bool = False) -> int:
         event = self.offers.pop(index)
-        self.handle(self.core.take(event.offer, event.layout, page_sizes, need_bytes, self.now))
+        streams = event.offer.streams
+        sizes = partial(page_sizes, streams=streams)
+        need_bytes = need_bytes * streams // STREAMS
+        self.handle(self.core.take(event.offer, event.layout, sizes, need_bytes, self.now, exact=exact))
         return event.offer.transfer
 
     def decode(self, index: int = 0) -> None:

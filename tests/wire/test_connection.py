@@ -170,7 +170,7 @@ def test_our_own_ids_are_odd_where_we_connected_and_even_where_we_served() -> No
         ({"layout": {}}, AbortCode.MISUSE),
         ({"layout": LAYOUT.to_wire() | {"layers": 1 << 40}}, AbortCode.MISUSE),
         ({"streams": 0}, AbortCode.MISUSE),
-        ({"streams": 9}, AbortCode.MISUSE),
+        ({"streams": 17}, AbortCode.MISUSE),
         ({"segment_bytes": 4095}, AbortCode.MISUSE),
         ({"segment_bytes": 4097}, AbortCode.MISUSE),
     ],
@@ -485,7 +485,7 @@ def test_bye_is_announced() -> None:
 def test_an_offer_that_cannot_be_sent_leaves_no_trace() -> None:
     side = make_side()
     options: dict[str, Any] = {"codec": "none", "codec_params": {}, "streams": 2, "first_token": None, "now": 0.0}
-    for wrong in ({"meta": {1: 2}}, {"meta": {"x": "y" * 300_000}}, {"streams": 9}, {"streams": 0}):
+    for wrong in ({"meta": {1: 2}}, {"meta": {"x": "y" * 300_000}}, {"streams": 17}, {"streams": 0}):
         with pytest.raises(LocalProtocolError):
             side.core.offer(request_id="r", layout=LAYOUT, **({"meta": {}} | options | wrong))
     assert side.core.open_transfers() == []
