@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import lynx_net
-from lynx_net import CacheLayout, HostCache, fine_tokens
+from lynx_net import CacheLayout, fine_tokens
 from lynx_net.errors import LocalProtocolError
+from lynx_net.testing.clock import run_virtual
 
 LAYOUT = CacheLayout(layers=2, tokens=60, heads=1, key_size=4, value_size=4, raw_head=2, raw_tail=1)
 
@@ -42,20 +43,26 @@ def test_bad_scores_and_shares(scores: Any, share: float) -> None:
         fine_tokens(LAYOUT, scores, share=share)
 
 
-async def test_fine_tokens_are_at_full_precision_when_the_anchors_are_in(make_cache: Any) -> None:
+def test_fine_tokens_are_at_full_precision_when_the_anchors_are_in(make_cache: Any) -> None:
     cache = make_cache(tokens=600, page_tokens=256)
     fine = np.array([7, 100, 255, 256, 511, 599])
-    async with lynx_net.serve("tcp://127.0.0.1:0") as server, lynx_net.connect(server.url, rate="20Mbit") as link:
-        sending = asyncio.create_task(cache.send_on(link, fine=fine))
-        transfer = await anext(aiter(server))
-        await transfer.anchor_ready
-        coarse = {key: transfer.target.view(*key).copy() for key in cache.arrays}
-        assert not transfer.residual_ready.done()
-        await transfer.complete
-        await sending
-    assert isinstance(transfer.target, HostCache)
+    coarse: dict[Any, Any] = {}
+    targets: list[Any] = []
+
+    async def run() -> None:
+        async with lynx_net.serve("memory://fine") as server, lynx_net.connect(server.url, rate="1Mbit") as link:
+            sending = asyncio.create_task(cache.send_on(link, fine=fine))
+            transfer = await anext(aiter(server))
+            await transfer.anchor_ready
+            coarse.update({key: transfer.target.view(*key).copy() for key in cache.arrays})
+            assert not transfer.residual_ready.done()
+            await transfer.complete
+            await sending
+            targets.append(transfer.target)
+
+    run_virtual(run())
     for key, early in coarse.items():
-        unchanged = (early == transfer.target.view(*key)).all(axis=(1, 2))
+        unchanged = (early == targets[0].view(*key)).all(axis=(1, 2))
         assert unchanged[fine].all()
         assert unchanged[:4].all()  # raw
         assert unchanged.sum() < 20
