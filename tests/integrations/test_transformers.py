@@ -256,7 +256,7 @@ def test_speculation_on_a_tiny_model_equals_generate(tiny, noise, ready_after):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_verified_on_the_exact_stream_tokens_are_those_of_the_unquantised_cache(tiny, dtype):
-    """Over a real link, with 2-bit anchors: what is decoded is what the model decodes from its own cache, bit for bit."""
+    """Over a real link, with 2-bit anchors: the tokens are what the model decodes from its own cache."""
     model = tiny(dtype)
     prompt = prompt_of(80)
     original = filled(model, prompt)
