@@ -2,7 +2,7 @@
 
 12 settings: caches of two sizes, links of three rates, receivers of two speeds. In each, every split of the nested
 codec is sent over the real transport (in memory, paced, in virtual time), and a receiver drafts as the decode loop
-would (`speculation.next_action`), a draft each so many virtual seconds. Which drafts stand is not modelled but recorded:
+would (`speculation.next_action`), a draft each so many virtual seconds. Which drafts stand is recorded, not modelled:
 `perf/splits_traces.json` has, for real prompts and for each number of known bits, whether a draft made on those bits is
 the token of Q_full (SmolLM2-135M, chat prompts of 1,024 tokens, a sixth of the tokens fine; `perf.quality` has the
 captures). The time to the 32nd valid token, averaged over the prompts, is compared with that of the split that

@@ -2,7 +2,7 @@
 
 numba keeps what it compiled beside a digest of the function's own file; what the function calls, or takes as a
 constant, from another file would stay as it was when that was compiled. Kernels lie in several files and take constants
-from others, so here the digest is that of all modules of their package.
+from others, so here the digest is that of all modules of their folder and of this one.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 __all__ = ["compiled", "source_digest"]
 
+_KERNELS = Path(__file__).resolve().parent
+"""Where the kernels lie that those of other folders call."""
+
 
 @lru_cache(maxsize=16)
 def source_digest(folder: Path) -> bytes:
@@ -43,7 +46,7 @@ class _PackageStamp:
     _py_file: str
 
     def get_source_stamp(self) -> bytes:
-        return source_digest(Path(self._py_file).resolve().parent)
+        return source_digest(Path(self._py_file).resolve().parent) + source_digest(_KERNELS)
 
 
 class _UserProvided(_PackageStamp, UserProvidedCacheLocator):
