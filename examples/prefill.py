@@ -15,10 +15,11 @@ import uuid
 
 import lynx_net
 from lynx_net.integrations import smollm2
+from lynx_net.integrations.scores import SCORE_QUERIES
 from lynx_net.integrations.transformers import layout_of, prefill
 
 
-async def send(address: str, prompt: str, codec: str, rate: str | None, lanes: int) -> None:
+async def send(address: str, prompt: str, codec: str | None, rate: str | None, lanes: int) -> None:
     """Prefill `prompt` and transfer its cache; returns when the other side has all of it."""
     loaded = smollm2.load()
     message = [{"role": "user", "content": prompt}]
@@ -29,12 +30,15 @@ async def send(address: str, prompt: str, codec: str, rate: str | None, lanes: i
 
     async with lynx_net.connect(f"tcp://{address}", rate=rate, lanes=lanes) as link:
         # In a thread, so that the link can answer its peer while the model computes.
-        made = await asyncio.to_thread(prefill, loaded.model, token_ids)
-        request_id = uuid.uuid4().hex
-        async with link.send(request_id, layout, codec=codec, meta={"prompt_tail": token_ids[-1:]}) as transfer:
+        made = await asyncio.to_thread(prefill, loaded.model, token_ids, score_queries=SCORE_QUERIES)
+        # What attention leans on comes whole with the anchors.
+        fine = lynx_net.fine_tokens(layout, made.scores[:, :-1])
+        chosen = {} if codec is None else {"codec": codec}
+        request_id, meta = uuid.uuid4().hex, {"prompt_tail": token_ids[-1:]}
+        async with link.send(request_id, layout, fine=fine, meta=meta, **chosen) as transfer:
             for layer, (keys, values) in enumerate(zip(made.keys, made.values, strict=True)):
                 await transfer.write(layer, keys[:-1], values[:-1])
-    print(f"sent the cache of {layout.tokens} tokens as {codec}, {transfer.stats.total_bytes / 1e6:.2f} MB")
+    print(f"sent the cache of {layout.tokens} tokens as {codec or 'usual'}, {transfer.stats.total_bytes / 1e6:.2f} MB")
 
 
 def main() -> int:
@@ -42,7 +46,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Prefill a prompt and send its KV cache.")
     parser.add_argument("address", metavar="HOST:PORT", help="where examples/decode.py listens")
     parser.add_argument("prompt", help="the question, or - to read it from standard input")
-    parser.add_argument("--codec", default="lynx", help="lynx, int8, int4 or bf16 (default: lynx)")
+    parser.add_argument("--codec", help="nested, lynx, int8, int4 or bf16 (default: the library's)")
     parser.add_argument("--rate", help="limit of the link, e.g. 100Mbit (default: none)")
     parser.add_argument("--lanes", type=int, default=1, help="connections to open (default: 1)")
     arguments = parser.parse_args()

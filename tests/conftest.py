@@ -35,7 +35,7 @@ class Cache:
             await sending.write(layer, self.arrays.get((layer, "key")), self.arrays.get((layer, "value")))
 
     async def send_on(self, link: KVLink, request_id: str = "r", **options: Any) -> Sending:
-        async with link.send(request_id, self.layout, **options) as sending:
+        async with link.send(request_id, self.layout, **{"codec": "lynx", **options}) as sending:
             await self.write_to(sending)
         return sending
 
