@@ -321,13 +321,15 @@ class Link:
 
     # ---- what transfers call
 
-    def submit(self, transfer: OutgoingTransfer, page: int, stream: int, data: memoryview) -> None:
+    def submit(
+        self, transfer: OutgoingTransfer, page: int, stream: int, data: memoryview, rank: tuple[int, ...] = ()
+    ) -> None:
         """Queue one stream of one page of an outgoing transfer."""
         with self.lock:
             if not self.core.is_sending(transfer.id):
                 self._drain()  # why it has ended may not have been handled yet
                 transfer.delivered.done()
-            self.core.submit(transfer.id, page, stream, data, self.clock())
+            self.core.submit(transfer.id, page, stream, data, self.clock(), rank)
             if self.core.queued_bytes(transfer.id, 0) >= self.core.send_queue_bytes:
                 self._waiting_for_room.add(transfer.id)
                 transfer.has_room(False)

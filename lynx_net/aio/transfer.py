@@ -130,8 +130,10 @@ class OutgoingTransfer(_Transfer):
             await self._room.wait()
         self.delivered.done()
 
-    def submit(self, page: int, stream: int, data: memoryview) -> None:
+    def submit(self, page: int, stream: int, data: memoryview, rank: tuple[int, ...] = ()) -> None:
         """Queue one stream of one page; `data` must not change until the transfer has ended.
+
+        Of what is queued in a stream the lowest rank goes first, equal ones in the order in which they came.
 
         Raises:
             TypeError: not contiguous host memory; nothing was queued.
@@ -140,7 +142,7 @@ class OutgoingTransfer(_Transfer):
         view = memoryview(data)
         if not view.c_contiguous:
             raise TypeError("a page stream must be contiguous memory")
-        self.link.submit(self, page, stream, view)
+        self.link.submit(self, page, stream, view, rank)
 
     def cancel(self, reason: str = "cancelled by the sender") -> None:
         """Give up; the receiver's waiters get TransferAbortedError. Nothing happens if it has ended."""

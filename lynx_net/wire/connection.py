@@ -222,8 +222,12 @@ class LinkCore:
         self.scheduler.open(queue)
         return transfer
 
-    def submit(self, transfer: int, page: int, stream: int, data: memoryview, now: float) -> None:
+    def submit(
+        self, transfer: int, page: int, stream: int, data: memoryview, now: float, rank: tuple[int, ...] = ()
+    ) -> None:
         """Queue one stream of one page; `data` must stay unchanged until the transfer has ended.
+
+        Of what is queued in a stream the lowest rank goes first, equal ones in the order in which they came.
 
         Raises:
             LocalProtocolError: the transfer has ended, has no such page, or it was submitted before.
@@ -233,7 +237,7 @@ class LinkCore:
         if queue is None:
             raise LocalProtocolError(f"transfer {transfer} has ended")
         waited = queue.waits_for_peer()
-        self.scheduler.submit(transfer, page, stream, data)
+        self.scheduler.submit(transfer, page, stream, data, rank)
         if not waited:
             self._send_progress_s[transfer] = now
 

@@ -8,7 +8,8 @@ Rules:
    the one that has waited longest.
 4. A transfer takes part in a class while it has bytes queued there and credit for its whole next segment.
 5. A segment is cut when it is chosen, from one stream of one page: as many bytes as the transfer's segment size, fewer
-   only at the end, so that segments begin at multiples of that size and the receiver can tell one from another.
+   only at the end, so that segments begin at multiples of that size and the receiver can tell one from another. Pages
+   of a stream go by their ranks, equal ones in the order in which they came; one that has begun is finished first.
 6. Pacing delays segments as a whole; it never changes their order.
 7. Where lane 0 is kept for what is urgent it takes no segment of a stream above 0: what lies in the buffers of a lane
    cannot be overtaken there.
@@ -135,6 +136,7 @@ class NothingToSend:
 class _PageStream:
     page: int
     data: memoryview
+    rank: tuple[int, ...]
     offset: int = 0
 
 
@@ -170,7 +172,7 @@ class SendQueue:
         """The stream that is of a class: only the last one can have another class than its number."""
         return min(class_, len(self.pages) - 1)
 
-    def append(self, page: int, stream: int, data: memoryview) -> None:
+    def append(self, page: int, stream: int, data: memoryview, rank: tuple[int, ...] = ()) -> None:
         """Queue one stream of one page; refuses what the receiver would."""
         if not 0 <= stream < len(self.pages) or not 0 <= page < len(self._submitted[stream]):
             raise LocalProtocolError(f"transfer {self.transfer} has no page {page} with a stream {stream}")
@@ -180,7 +182,12 @@ class SendQueue:
             raise LocalProtocolError(f"stream {stream} of page {page} of transfer {self.transfer} was submitted before")
         view = data.cast("B") if data.nbytes else memoryview(b"")
         self._submitted[stream][page] = 1
-        self.pages[stream].append(_PageStream(page, view))
+        pages, added = self.pages[stream], _PageStream(page, view, rank)
+        if not pages or pages[-1].rank <= rank:
+            pages.append(added)
+        else:
+            begun = 1 if pages[0].offset else 0
+            pages.insert(bisect.bisect_right(pages, rank, lo=begun, key=lambda one: one.rank), added)
         self.queued_bytes[stream] += view.nbytes
 
     def waits_for_peer(self) -> bool:
@@ -235,8 +242,8 @@ class Scheduler:
                 self._turns[key].remove(queue)
                 self._forget_empty(key)
 
-    def submit(self, transfer: int, page: int, stream: int, data: memoryview) -> None:
-        """Queue one stream of one page. `data` must not change until it has been sent.
+    def submit(self, transfer: int, page: int, stream: int, data: memoryview, rank: tuple[int, ...] = ()) -> None:
+        """Queue one stream of one page. `data` must not change until it has been sent; the lowest `rank` goes first.
 
         Raises:
             LocalProtocolError: the transfer is not open or has no such page, or it was submitted before.
@@ -245,9 +252,15 @@ class Scheduler:
         queue = self._queues.get(transfer)
         if queue is None:
             raise LocalProtocolError(f"transfer {transfer} is not open for sending")
-        was_empty = not 0 <= stream < len(queue.pages) or not queue.pages[stream]
-        queue.append(page, stream, data)
-        if was_empty and queue.sendable(stream):
+        was_sendable = 0 <= stream < len(queue.pages) and queue.sendable(stream)
+        queue.append(page, stream, data, rank)
+        if queue.sendable(stream) == was_sendable:
+            return
+        if was_sendable:  # what goes first now needs more credit
+            key = (queue.classes[stream], queue.deadline_s)
+            self._turns[key].remove(queue)
+            self._forget_empty(key)
+        else:
             self._enter(queue, stream)
 
     def grant(self, transfer: int, stream: int, limit: int) -> None:

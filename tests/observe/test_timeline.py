@@ -84,7 +84,7 @@ async def test_the_timelines_of_both_sides(make_cache: Any) -> None:
     )
     assert _in_order(incoming.offered_s, incoming.first_segment_s, incoming.layers_ready_s[0][0])
     assert _in_order(*incoming.layers_ready_s[0], incoming.anchor_ready_s, incoming.residual_ready_s, incoming.ended_s)
-    assert _in_order(*incoming.layers_ready_s[1], incoming.residual_ready_s)
+    assert _in_order(*reversed(incoming.layers_ready_s[1]), incoming.residual_ready_s)
     anchor_bytes, residual_bytes = incoming.stream_bytes
     assert incoming.anchor_ready_s == pytest.approx(anchor_bytes * 8 / RATE_BPS, rel=0.1)
     assert incoming.residual_ready_s == pytest.approx((anchor_bytes + residual_bytes) * 8 / RATE_BPS, rel=0.1)

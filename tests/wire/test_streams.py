@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +15,7 @@ from lynx_net.wire.connection import MAX_STREAMS
 from lynx_net.wire.frames import SegmentHeader, checksum
 from lynx_net.wire.grants import CreditBook, Grant
 from lynx_net.wire.receiving import LayerReady, PageSizes, ReceiveState, StreamReady, TransferComplete, largest_of
-from lynx_net.wire.scheduler import EXACT_CLASS, SendBytes, class_of
+from lynx_net.wire.scheduler import EXACT_CLASS, Scheduler, SendBytes, SendQueue, class_of
 
 SEGMENT = 4096
 
@@ -141,6 +143,34 @@ def test_the_streams_behind_the_one_owed_share_the_early_window(streams: int, ea
     assert sum(max(window - 2 * SEGMENT, 0) for window in behind) <= early
     if behind:
         assert behind[0] == max(early, 2 * SEGMENT)
+
+
+@given(ranks=st.lists(st.integers(0, 3), min_size=1, max_size=6), seed=st.integers(0, 10**6))
+def test_the_lowest_rank_goes_first_and_what_has_begun_is_finished(ranks: list[int], seed: int) -> None:
+    """Pages come while others are sent, with credit for a segment or two at a time."""
+    chance = random.Random(seed)
+    scheduler = Scheduler()
+    queue = SendQueue(1, streams=1, page_count=len(ranks), segment_bytes=SEGMENT, initial_credit=0)
+    scheduler.open(queue)
+    waiting: dict[int, int] = {}
+    sent: list[int] = []
+    page, limit = 0, 0
+    while len(sent) < len(ranks):
+        if page < len(ranks) and chance.random() < 0.5:
+            size = chance.choice((1, SEGMENT, 3 * SEGMENT - 7))
+            scheduler.submit(1, page, 0, memoryview(bytes(size)), (ranks[page],))
+            waiting[page] = ranks[page]
+            page += 1
+        limit += chance.choice((0, 5, SEGMENT))
+        scheduler.grant(1, 0, limit)
+        assert scheduler.has_work() == queue.sendable(0)
+        chosen = scheduler.next(0, 0.0)
+        if isinstance(chosen, SendBytes):
+            if chosen.offset == 0:
+                assert waiting.pop(chosen.page) == min([ranks[chosen.page], *waiting.values()])
+            if chosen.offset + len(chosen.data) == chosen.stream_bytes:
+                sent.append(chosen.page)
+    assert sorted(sent) == list(range(len(ranks)))
 
 
 class TestVariableSizes:
