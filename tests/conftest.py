@@ -35,7 +35,7 @@ class Cache:
             await sending.write(layer, self.arrays.get((layer, "key")), self.arrays.get((layer, "value")))
 
     async def send_on(self, link: KVLink, request_id: str = "r", **options: Any) -> Sending:
-        async with link.send(request_id, self.layout, **{"codec": "lynx", **options}) as sending:
+        async with link.send(request_id, self.layout, **{"codec": "lynx", "fine": self.fine, **options}) as sending:
             await self.write_to(sending)
         return sending
 
@@ -66,7 +66,7 @@ def make_cache(seed: int = 0, **fields: Any) -> Cache:
             elif layout.dtype == "bfloat16":
                 array = (array.view(np.uint32) >> 16).astype(np.uint16)
             arrays[layer, kind] = array
-    fine = fine_tokens(layout)
+    fine = fine_tokens(layout, least=0)  # else small caches would have nothing to refine
     return Cache(layout.with_fine(fine.tolist()), arrays, fine)
 
 

@@ -44,13 +44,13 @@ async def decode(
     seed: int = 0,
     stop_tokens: Collection[int] = (),
     max_drafts: int = 64,
-    verify_on: Literal["residual", "exact"] = "residual",
+    verify_on: Literal["residual", "exact"] | None = None,
     executor: Executor | None = None,
 ) -> AsyncGenerator[Event, None]:
     """Decode from a cache that is still arriving. Iterate over the result with `async for`.
 
-    Before every draft the loop looks whether what drafts are verified on is in: the last lossy stream, or with
-    `verify_on="exact"` the exact one. Drafting stops at `max_drafts`, at `max_new_tokens`, or after a stop
+    Before every draft the loop looks whether what drafts are verified on is in: the last stream, unless
+    `verify_on` says otherwise. Drafting stops at `max_drafts`, at `max_new_tokens`, or after a stop
     token; then the loop waits. Every stream that comes in meanwhile makes the next drafts better. If everything
     is in before the first draft, as on a fast link or with a codec of one stream, there are no drafts. With
     temperature 0 the final tokens are those of `decode_plain` on Q_full, or on the unquantised cache of the
@@ -69,8 +69,10 @@ async def decode(
         seed: of all draws.
         stop_tokens: tokens that end the text; the stop token itself is committed.
         max_drafts: 0 switches speculation off.
-        verify_on: "residual" makes tokens final on Q_full; "exact" on the bits that the sender has, for which
-            the codec must have an exact stream and the target must keep them: of the sender's dtype, or float32.
+        verify_on: "exact" makes tokens final on the bits that the sender has, for which the codec must have an exact
+            stream and the target must keep them: of the sender's dtype, or float32. "residual" does it on Q_full; if
+            an exact stream follows, the cache changes under the final tokens, which come earlier but are then
+            those of neither cache. By default "exact" where the transfer has such a stream.
         executor: runs the forward passes, one at a time; by default a thread of this call's own.
             Give the same one to every loop that shares a model.
 
@@ -122,8 +124,11 @@ def checked_limits(
     return Limits(max_new_tokens, max_drafts, frozenset(stop_tokens))
 
 
-def _verify_target(transfer: ProgressiveTransfer, verify_on: str) -> Readiness:
+def _verify_target(transfer: ProgressiveTransfer, verify_on: str | None) -> Readiness:
     """What makes the cache good enough for final tokens."""
+    if verify_on is None:
+        # Transfers that do not name their streams have no exact one.
+        verify_on = "exact" if "exact" in getattr(transfer, "stream_names", ()) else "residual"
     if verify_on == "residual":
         return transfer.residual_ready
     if verify_on == "exact":

@@ -76,6 +76,6 @@ class ProgressiveTransfer(Protocol):
     def exact_ready(self) -> Readiness:
         """All layers hold the bits of the unquantised cache; a `LocalProtocolError` if that is not sent.
 
-        Asked for by `decode(..., verify_on="exact")` only.
+        Asked for only if `decode` verifies on it.
         """
         ...

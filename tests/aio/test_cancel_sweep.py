@@ -269,7 +269,7 @@ async def _answer(link: Any, cache: Any) -> None:
             request.refuse("as you wish")
             continue
         with contextlib.suppress(LynxError):
-            async with request.send(cache.layout, codec="lynx") as sending:
+            async with request.send(cache.layout, codec="lynx", fine=cache.fine) as sending:
                 await cache.write_to(sending)
 
 
@@ -282,7 +282,7 @@ async def test_answering(moment: Moment, cache: Any, same: Any) -> None:
 
             async def answer() -> None:
                 request = await anext(link.requests())
-                async with request.send(cache.layout, codec="lynx") as sending:
+                async with request.send(cache.layout, codec="lynx", fine=cache.fine) as sending:
                     await cache.write_to(sending)
 
             await canceller.run(answer())

@@ -142,7 +142,7 @@ async def test_a_silent_application_is_not_a_hung_peer(make_cache: Any) -> None:
         async with lynx_net.serve("memory://silent") as server, lynx_net.connect(server.url) as link:
 
             async def slowly() -> None:
-                async with link.send("r", cache.layout, codec="lynx") as sending:
+                async with link.send("r", cache.layout, codec="lynx", fine=cache.fine) as sending:
                     for layer in range(2):
                         await asyncio.sleep(25)
                         await sending.write(layer, cache.arrays[layer, "key"], cache.arrays[layer, "value"])
@@ -163,7 +163,7 @@ async def test_a_transfer_that_stalls_is_aborted_alone(make_cache: Any) -> None:
 
     async def run() -> float:
         async with lynx_net.serve("memory://stall", config=config) as server, lynx_net.connect(server.url) as link:
-            sending = link.send("r", cache.layout, codec="lynx")
+            sending = link.send("r", cache.layout, codec="lynx", fine=cache.fine)
             await sending.write(0, cache.arrays[0, "key"], cache.arrays[0, "value"])
             async for transfer in server:
                 with pytest.raises(TransferAbortedError, match="no byte of transfer 1 arrived for 20 s"):

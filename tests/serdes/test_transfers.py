@@ -118,7 +118,7 @@ async def test_residuals_use_the_time_in_which_the_next_layer_is_computed(url: s
     cache = make_cache(layers=2, tokens=600, heads=4, key_size=64, value_size=64)
     config = LinkConfig(segment_bytes=4096, early_residual_bytes=0)
     async with lynx_net.serve(url, config=config) as server, lynx_net.connect(server.url) as link:
-        async with link.send("r", cache.layout, codec="lynx") as sending:
+        async with link.send("r", cache.layout, codec="lynx", fine=cache.fine) as sending:
             await sending.write(0, cache.arrays[0, "key"], cache.arrays[0, "value"])
             transfer = await anext(aiter(server))
             async with asyncio.timeout(20):
@@ -316,7 +316,7 @@ class TestEnds:
         async with lynx_net.serve("tcp://127.0.0.1:0") as server, lynx_net.connect(server.url) as link:
 
             async def fail() -> None:
-                async with link.send("r", cache.layout, codec="lynx") as sending:
+                async with link.send("r", cache.layout, codec="lynx", fine=cache.fine) as sending:
                     await sending.write(0, cache.arrays[0, "key"], cache.arrays[0, "value"])
                     raise ZeroDivisionError("the model broke")
 
