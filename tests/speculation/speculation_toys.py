@@ -98,6 +98,7 @@ class ScriptedTransfer:
     anchor_ready: Readiness = field(default_factory=Readiness)
     residual_ready: Readiness = field(default_factory=Readiness)
     exact_ready: Readiness = field(default_factory=Readiness)
+    stream_names: tuple[str, ...] = ("anchor", "residual")
 
     def finish(self) -> None:
         """Everything is refined: the model reads Q_full from here on."""

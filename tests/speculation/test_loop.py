@@ -323,7 +323,11 @@ async def test_verification_waits_for_the_exact_stream_if_told_to(before):
     model.after_call = after_call
     if not before:
         transfer.residual_ready.set(0.0)
-    events = await collect(model, transfer, max_new_tokens=12, verify_on="exact")
+    asked = {"verify_on": "exact"}
+    if before % 2:
+        transfer.stream_names = ("anchor", "residual", "exact")  # then it is the default
+        asked = {}
+    events = await collect(model, transfer, max_new_tokens=12, **asked)
     assert replay(events)[0] == expected
     assert [type(event) for event in events[: before + 3]] == [Draft] * (before + 3)
     assert events[-1].drafted == before + 3
@@ -347,7 +351,7 @@ async def test_a_failure_after_the_residual_retracts_drafts_that_wait_for_the_ex
     assert model.length == model.prompt
 
 
-@pytest.mark.parametrize("verify_on", ["anchor", "", None])
+@pytest.mark.parametrize("verify_on", ["anchor", "", 7])
 async def test_what_cannot_be_verified_on(verify_on):
     model = HashModel(1)
     with pytest.raises(LocalProtocolError, match='verify_on must be "residual" or "exact"'):
