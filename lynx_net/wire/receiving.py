@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 __all__ = ["LayerReady", "PageArrived", "PageSizes", "ReceiveState", "StreamReady", "TransferComplete", "largest_of"]
 
 
+FEW_PAGES = 64
+"""Transfers of so many pages have the bytes of each stream added up when they are offered."""
+
 PageSizes: TypeAlias = frozenset[int] | range
 """Byte sizes that a stream of a page may have: the few that there are, or a range of all up to a bound."""
 
@@ -153,10 +156,7 @@ class ReceiveState:
         self._pages_per_layer = len(layout.layer_pages(0)) if layout.layers else 0
         self._largest_bytes = self._largest_pages()
         self._full_windows = windows
-        self.windows = [
-            ReceiveWindow(size, most=largest * self._page_count)
-            for size, largest in zip(windows, self._largest_bytes, strict=True)
-        ]
+        self.windows = [ReceiveWindow(size, most=most) for size, most in zip(windows, self._most_bytes(), strict=True)]
         self.windows[0].limit = initial_credit
         self._early_window = early_window
         self._pages: dict[int, _Page] = {}
@@ -198,6 +198,13 @@ class ReceiveState:
         starts = range(0, self._page_count, self._pages_per_layer)
         pages = [self._sizes(start + index) for start in starts for index in alike]
         return [max(largest_of(sizes[stream]) for sizes in pages) for stream in range(self.streams)]
+
+    def _most_bytes(self) -> list[int | None]:
+        """The most bytes that each stream can have, of small transfers: a Credit less is worth counting there."""
+        if self._page_count > FEW_PAGES:
+            return [None] * self.streams
+        pages = [self._sizes(page) for page in range(self._page_count)]
+        return [sum(largest_of(sizes[stream]) for sizes in pages) for stream in range(self.streams)]
 
     def _set_windows(self, room_bytes: int) -> None:
         """Whole windows up to the first stream that is owed; those behind it share so much (rule 7)."""

@@ -251,4 +251,4 @@ async def test_a_peer_of_another_version_is_told_so() -> None:
         writer.write(pack_control(old))
         answer = await _read(reader)
         assert isinstance(answer, Reject)
-        assert "its version is 1, this side speaks 2" in answer.reason
+        assert "its version is 1, this side speaks 3" in answer.reason

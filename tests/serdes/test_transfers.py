@@ -209,7 +209,9 @@ async def test_request_and_answer(make_cache: Any, same: Any) -> None:
                 if request.id != "known":
                     request.refuse("no such cache")
                     continue
-                async with request.send(cache.layout, codec="int8", meta={"asked": request.meta}) as sending:
+                async with request.send(
+                    cache.layout, codec="int8", fine=cache.fine, meta={"asked": request.meta}
+                ) as sending:
                     await cache.write_to(sending)
 
         answering = asyncio.create_task(answer())
