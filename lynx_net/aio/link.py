@@ -151,6 +151,8 @@ class Link:
         self.clock = parts.clock
         self.peer = lanes[0].peer
         self.opened_at_s = self.clock()
+        self._rate_mark = (0, 0.0)  # bytes sent and busy seconds when the rate was measured last
+        self._measured_bps: float | None = None
         self.lanes = list(lanes)
         """The latest connection of each lane. They are the pump's to use; others may look at them."""
         self._observers = parts.observers
@@ -294,8 +296,9 @@ class Link:
 
     @property
     def rate_bps(self) -> float | None:
-        """What this side sends in a second, in bits: as measured while it had something to send, but not more than the
-        rate that it is paced to. None where too little was sent to tell and no rate is set.
+        """What this side sends in a second, in bits: as measured while it had something to send, over the last 4 MiB or
+        more since this was asked before, but not more than the rate that it is paced to. None where too little
+        was sent to tell and no rate is set.
         """
         pacer = self.core.scheduler.pacer
         paced_bps = None if pacer is None else pacer.rate_bps
@@ -305,10 +308,12 @@ class Link:
             for lane in self.lane_stats
         ]
         sent_bytes = sum(lane.sent_bytes for lane in self.lane_stats)
-        if sent_bytes < MEASURED_BYTES or max(busy_s) <= 0:
-            return paced_bps
-        measured_bps = sent_bytes * 8 / max(busy_s)
-        return measured_bps if paced_bps is None else min(measured_bps, paced_bps)
+        marked_bytes, marked_s = self._rate_mark
+        if sent_bytes - marked_bytes >= MEASURED_BYTES and max(busy_s) > marked_s:
+            self._measured_bps = (sent_bytes - marked_bytes) * 8 / (max(busy_s) - marked_s)
+            self._rate_mark = sent_bytes, max(busy_s)
+        known_bps = [bps for bps in (self._measured_bps, paced_bps) if bps is not None]
+        return min(known_bps, default=None)
 
     @property
     def driver(self) -> str:

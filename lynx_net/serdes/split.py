@@ -182,7 +182,10 @@ def auto_params(
         LocalProtocolError: a field of the situation that is out of range.
     """
     names = [field.name for field in fields(Situation)]
-    given = {"rate_bps": rate_bps, "decode_token_s": asked.get("decode_token_s", DEFAULT_DECODE_TOKEN_S)}
+    asked_s = asked.get("decode_token_s")
+    if type(asked_s) not in (int, float) or not 0 < asked_s < math.inf:
+        asked_s = DEFAULT_DECODE_TOKEN_S  # a peer's nonsense is no error of ours
+    given = {"rate_bps": rate_bps, "decode_token_s": asked_s}
     situation = Situation(**{**given, **{name: params[name] for name in names if name in params}})
     rest = {name: value for name, value in params.items() if name not in names}
     if "bits" in rest:

@@ -141,6 +141,13 @@ def test_the_request_says_how_fast_the_receiver_is(make_cache: Any) -> None:
     assert bits(slow, {}) != bits(fast, {})
 
 
+@pytest.mark.parametrize("nonsense", [0, -1.0, float("nan"), float("inf"), "fast", None, True, [1]])
+def test_nonsense_of_a_peer_counts_as_nothing_said(nonsense: Any, make_cache: Any) -> None:
+    layout = make_cache().layout
+    usual = auto_params(layout, {}, rate_bps=50e6, asked={})
+    assert auto_params(layout, {}, rate_bps=50e6, asked={"decode_token_s": nonsense}) == usual
+
+
 def test_the_rate_of_a_link() -> None:
     """What was moved while there was something to move, however long the link was idle; before that, what is set."""
 
@@ -155,13 +162,19 @@ def test_the_rate_of_a_link() -> None:
             assert link.rate_bps == 40e6
             assert accepted.rate_bps is None
             await asyncio.sleep(30)
-            for index in range(2):
-                async with link.send(f"r{index}", layout, codec="bf16") as sending:
+
+            async def send() -> None:
+                async with link.send("r", layout, codec="bf16") as sending:
                     for layer in range(4):
                         await sending.write(layer, make.view(layer, "key"), make.view(layer, "value"))
                 await asyncio.sleep(10)
-            link.set_rate(None)
+
+            await send()
+            await send()
+            link.set_rate("100Mbit")
             assert link.rate_bps == pytest.approx(40e6, rel=0.05)
+            await send()
+            assert link.rate_bps == pytest.approx(100e6, rel=0.05)
             link.set_rate("10Mbit")
             assert link.rate_bps == 10e6
 
