@@ -38,7 +38,7 @@ async def send(address: str, prompt: str, codec: str | None, rate: str | None, l
         async with link.send(request_id, layout, fine=fine, meta=meta, **chosen) as transfer:
             for layer, (keys, values) in enumerate(zip(made.keys, made.values, strict=True)):
                 await transfer.write(layer, keys[:-1], values[:-1])
-    print(f"sent the cache of {layout.tokens} tokens as {codec or 'usual'}, {transfer.stats.total_bytes / 1e6:.2f} MB")
+    print(f"sent the cache of {layout.tokens} tokens as {transfer.offer.codec}, {transfer.stats.total_bytes / 1e6:.2f} MB")
 
 
 def main() -> int:

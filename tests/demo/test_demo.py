@@ -100,7 +100,7 @@ def test_examples_work_together() -> None:
         address = decode.stdout.readline().strip().rpartition("tcp://")[2]
         sent = run("examples/prefill.py", "--rate", "20Mbit", address, "Why is the sky blue? " * 10)
         assert sent.returncode == 0, sent.stderr
-        assert "as lynx" in sent.stdout
+        assert "as plan" in sent.stdout
         printed = []
         while not printed or "drafts accepted" not in printed[-1]:
             line = decode.stdout.readline()
