@@ -14,6 +14,7 @@ import sys
 import uuid
 
 import lynx_net
+from lynx_codec.plan import DEFAULT_PLAN
 from lynx_net.integrations import smollm2
 from lynx_net.integrations.scores import SCORE_QUERIES
 from lynx_net.integrations.transformers import layout_of, prefill
@@ -32,13 +33,13 @@ async def send(address: str, prompt: str, codec: str | None, rate: str | None, l
         # In a thread, so that the link can answer its peer while the model computes.
         made = await asyncio.to_thread(prefill, loaded.model, token_ids, score_queries=SCORE_QUERIES)
         # What attention leans on comes whole with the anchors.
-        fine = lynx_net.fine_tokens(layout, made.scores[:, :-1])
-        chosen = {} if codec is None else {"codec": codec}
+        fine = lynx_net.fine_tokens(layout, None if made.scores is None else made.scores[:, :-1])
         request_id, meta = uuid.uuid4().hex, {"prompt_tail": token_ids[-1:]}
-        async with link.send(request_id, layout, fine=fine, meta=meta, **chosen) as transfer:
+        async with link.send(request_id, layout, codec=codec or DEFAULT_PLAN, fine=fine, meta=meta) as transfer:
             for layer, (keys, values) in enumerate(zip(made.keys, made.values, strict=True)):
                 await transfer.write(layer, keys[:-1], values[:-1])
-    print(f"sent the cache of {layout.tokens} tokens as {transfer.offer.codec}, {transfer.stats.total_bytes / 1e6:.2f} MB")
+    megabytes = transfer.stats.total_bytes / 1e6
+    print(f"sent the cache of {layout.tokens} tokens as {transfer.offer.codec}, {megabytes:.2f} MB")
 
 
 def main() -> int:

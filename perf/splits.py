@@ -135,6 +135,7 @@ def run_split(bits: Sequence[int], layout: CacheLayout, arrays: np.ndarray, situ
         ):
             sending = asyncio.create_task(send(link))
             transfer = await anext(aiter(server))
+            assert isinstance(transfer, lynx_net.ReceivedTransfer)
             drafted = await receive(transfer, bits, situation)
             await sending
             return drafted

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -248,7 +248,7 @@ def read_positions(stream: NDArray[np.uint8], sections: Sections, shape: PageSha
     return found
 
 
-def valid_positions(positions: NDArray[np.int32], shape: PageShape) -> bool:
+def valid_positions(positions: NDArray[np.integer[Any]], shape: PageShape) -> bool:
     """Whether these can be the fine tokens of a page."""
     if len(positions) != shape.fine:
         return False

@@ -183,7 +183,7 @@ def auto_params(
     """
     names = [field.name for field in fields(Situation)]
     asked_s = asked.get("decode_token_s")
-    if type(asked_s) not in (int, float) or not 0 < asked_s < math.inf:
+    if isinstance(asked_s, bool) or not isinstance(asked_s, int | float) or not 0 < asked_s < math.inf:
         asked_s = DEFAULT_DECODE_TOKEN_S  # a peer's nonsense is no error of ours
     given = {"rate_bps": rate_bps, "decode_token_s": asked_s}
     situation = Situation(**{**given, **{name: params[name] for name in names if name in params}})

@@ -258,7 +258,7 @@ async def test_lanes_count_what_they_move(url: str, make_cache: Any) -> None:
 
 async def test_lanes_tell_why_they_waited(make_cache: Any) -> None:
     """Three seconds without work, two without credit since another transfer holds the memory, then the rate."""
-    cache = make_cache(layers=2, tokens=512)
+    cache = make_cache(layers=6, tokens=512)
     codec = lynx_codec.get_codec("lynx")
     need_bytes = sum(sum(codec.stream_bytes(page.shape, wide=True)) for page in cache.layout.pages())
     config = LinkConfig(memory_bytes=need_bytes * 3 // 2, initial_credit_bytes=0)

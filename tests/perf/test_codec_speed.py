@@ -32,7 +32,7 @@ def test_command(tmp_path):
 def test_every_codec_has_a_row(name):
     shape = PageShape(40, 1, 8)
     codec = get_codec(name)
-    row = measure(name, make_pages(shape, "float32", 2), shape, rounds=1)
+    row = measure(name, {}, make_pages(shape, "float32", 2), shape, rounds=1)
     assert min(row["encode_gbps"], row["decode_anchor_gbps"], row["refine_gbps"]) > 0
     assert row["bits_anchor"] <= row["bits_full"] <= 8 * sum(codec.stream_bytes(shape, wide=True)) / shape.values
     assert ("reference" in row) == (not isinstance(codec, BaselineCodec))
