@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
+
+# A shell that runs the tests in the background ignores SIGINT, and the processes that tests interrupt would inherit it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @dataclass

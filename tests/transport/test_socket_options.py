@@ -233,7 +233,7 @@ async def test_classes_that_are_ready_at_the_same_time_are_marked_apart(make_cac
     cache = make_cache(tokens=100)
     async with lynx_net.serve("tcp://127.0.0.1:0") as server, lynx_net.connect(server.url, sockets=sockets) as link:
         ((_, client_port),) = _connected_from(int(server.url.rpartition(":")[2]))
-        async with link.send("r", cache.layout) as sending:
+        async with link.send("r", cache.layout, codec="lynx", fine=cache.fine) as sending:
             await sending.write(0, cache.arrays[0, "key"], cache.arrays[0, "value"])
             transfer = await anext(aiter(server))
             await transfer.layer_ready(0)
