@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from lynx_net.aio.offload import run_blocking
+from lynx_net.aio.timeline import has_exact
 from lynx_net.errors import LocalProtocolError, LynxError
 from lynx_net.speculation.events import Commit, Done, Draft, Retract
 from lynx_net.speculation.policy import Action, Limits, is_finished, next_action
@@ -128,7 +129,7 @@ def _verify_target(transfer: ProgressiveTransfer, verify_on: str | None) -> Read
     """What makes the cache good enough for final tokens."""
     if verify_on is None:
         # Transfers that do not name their streams have no exact one.
-        verify_on = "exact" if "exact" in getattr(transfer, "stream_names", ()) else "residual"
+        verify_on = "exact" if has_exact(getattr(transfer, "stream_names", ())) else "residual"
     if verify_on == "residual":
         return transfer.residual_ready
     if verify_on == "exact":
