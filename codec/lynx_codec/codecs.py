@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -302,8 +301,11 @@ class PageCodec(Codec):
                 self._engine.load_raw(data[at:end], float16, shape, first, stop, out)
                 at = end
 
-    @abstractmethod
-    def stream_bytes(self, shape: PageShape, *, wide: bool = False) -> tuple[int, ...]: ...
+    def _sections(self, shape: PageShape, wide: bool) -> Sections:
+        return Sections.of(shape, self.header_bytes, self._row_bits, wide, self._chunk)
+
+    def stream_bytes(self, shape: PageShape, *, wide: bool = False) -> tuple[int, ...]:
+        return self._sections(shape, wide).stream_bytes(shape)
 
 
 def checked_positions(fine: NDArray[np.integer[Any]] | None, shape: PageShape) -> NDArray[np.int32]:
@@ -332,6 +334,7 @@ class LynxCodec(PageCodec):
     stream_names = ("anchor", "residual")
     codec_id = LYNX_ID
     header_bytes = LYNX_HEADER_BYTES
+    _row_bits = (4, 4)
 
     def __init__(self, load_engine: Callable[[], Engine], *, alpha: float = DEFAULT_ALPHA) -> None:
         super().__init__(load_engine)
@@ -339,13 +342,8 @@ class LynxCodec(PageCodec):
         self._alpha = self._tables.alpha
         self._tail = self._tables.centroids.astype("<f2").tobytes()
 
-    _row_bits = (4, 4)
-
     def params(self) -> dict[str, Any]:
         return {"alpha": self._alpha}
-
-    def stream_bytes(self, shape: PageShape, *, wide: bool = False) -> tuple[int, ...]:
-        return Sections.of(shape, self.header_bytes, (4, 4), wide).stream_bytes(shape)
 
     def encode(
         self,
@@ -362,7 +360,7 @@ class LynxCodec(PageCodec):
         if shape.coded_tokens:
             places = row_places(positions, shape)
             wide = self._engine.encode_lynx(page, shape, anchor, residual, self.header_bytes, self._tables, places)
-            sections = Sections.of(shape, self.header_bytes, (4, 4), wide)
+            sections = self._sections(shape, wide)
             anchor[sections.fine_positions : sections.data] = positions.astype("<u2").view(np.uint8)
         write_header(anchor, self._header(shape), wide=wide, raw_float16=page.dtype == np.float16)
         return self.stream_bytes(shape, wide=wide)
@@ -374,7 +372,7 @@ class LynxCodec(PageCodec):
         residual = arrays[1] if len(arrays) > 1 else None
         self._decode_raw(anchor, header.raw_float16, shape, out)
         if shape.coded_tokens:
-            sections = Sections.of(shape, self.header_bytes, (4, 4), header.wide)
+            sections = self._sections(shape, header.wide)
             places = row_places(read_positions(anchor, sections, shape), shape)
             tables = (read_table(header.tail, -1.0, 1.0), self._tables.full)
             self._engine.decode_lynx(anchor, residual, shape, self.header_bytes, header.wide, *tables, places, out)
@@ -391,9 +389,6 @@ class AffineCodec(PageCodec):
         self.name = f"int{bits}"
         self.codec_id = {8: INT8_ID, 4: INT4_ID}[bits]
         self._row_bits = (bits,)
-
-    def stream_bytes(self, shape: PageShape, *, wide: bool = False) -> tuple[int, ...]:
-        return (Sections.of(shape, self.header_bytes, (self._bits,), wide).end,)
 
     def encode(
         self,

@@ -105,7 +105,7 @@ class NestedCodec(PageCodec):
             self.decode([s[:n] for s, n in zip(streams, sizes, strict=True)], shape, page)
 
     def stream_bytes(self, shape: PageShape, *, wide: bool = False) -> tuple[int, ...]:
-        sizes = self._sections(shape, wide).stream_bytes(shape)
+        sizes = super().stream_bytes(shape, wide=wide)
         return (*sizes, exact_bound(shape.coded_tokens * shape.channels)) if self._exact else sizes
 
     def encode(
@@ -187,9 +187,6 @@ class NestedCodec(PageCodec):
         places = row_places(positions, shape) if len(positions) else everyone
         where = (shape, self._chunk, self.header_bytes, header.wide)
         self._engine.decode_codes(anchor, codes, *where, points, places, out)
-
-    def _sections(self, shape: PageShape, wide: bool) -> Sections:
-        return Sections.of(shape, self.header_bytes, self._bits, wide, self._chunk)
 
     def _fields(
         self, anchor: NDArray[np.uint8], shape: PageShape, wide: bool
