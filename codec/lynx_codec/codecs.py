@@ -175,10 +175,15 @@ class PageCodec(Codec):
 
     codec_id: int
     header_bytes = HEADER_BYTES
-    _row_bits: tuple[int, ...] = ()
+    """Of the page header; what lies behind them, `sections` tells."""
+
+    row_bits: tuple[int, ...] = ()
     """Bits of a code in each stream whose rows are planes."""
+
+    chunk_tokens = CHUNK_TOKENS
+    """Tokens of a channel that share their metadata."""
+
     _has_escape = True
-    _chunk = CHUNK_TOKENS
     _alpha = 0.0
     _tail = b""
 
@@ -195,17 +200,19 @@ class PageCodec(Codec):
 
     @property
     def grid_tokens(self) -> int:
-        return self._chunk if self._row_bits else 0
+        return self.chunk_tokens if self.row_bits else 0
 
     def page_format(self, *, wide: bool) -> PageFormat:
         """What the streams are made of, for a page that escaped or did not."""
         field = Section("chunk", (16 if wide else 8,))
         metadata = (Section("raw", (16,)), Section("page", (16,)), Section("page", (16,)), field, field)
-        first, *later = (planes(width) for width in self._row_bits)
+        first, *later = (planes(width) for width in self.row_bits)
         positions = (Section("position", ()),) if later else ()
         fine = (Section("fine", bits) for bits in later)
         anchor = (*metadata, *positions, Section("coded", first), *fine)
-        return PageFormat(self.header_bytes, self._chunk, (anchor, *((Section("coarse", bits),) for bits in later)))
+        return PageFormat(
+            self.header_bytes, self.chunk_tokens, (anchor, *((Section("coarse", bits),) for bits in later))
+        )
 
     def _format_of(self, streams: Sequence[bytes]) -> PageFormat:
         if not 1 <= len(streams) <= len(self.stream_names) or len(streams[0]) < self.header_bytes:
@@ -264,16 +271,17 @@ class PageCodec(Codec):
             arrays.append(_bytes_of(out, name)[:size])
         return arrays
 
-    def _header(self, shape: PageShape) -> bytes:
-        return header_template(self.codec_id, shape, self._chunk, self._alpha, self._tail)
+    def header(self, shape: PageShape) -> bytes:
+        """The header of a page that did not escape and has bfloat16 raw tokens."""
+        return header_template(self.codec_id, shape, self.chunk_tokens, self._alpha, self._tail)
 
-    def _parse(self, streams: Sequence[memoryview], shape: PageShape) -> tuple[PageHeader, list[NDArray[np.uint8]]]:
+    def parse(self, streams: Sequence[memoryview], shape: PageShape) -> tuple[PageHeader, list[NDArray[np.uint8]]]:
         """Checked header and byte arrays of the streams; the header decides which of two sizes they must have."""
         if not 1 <= len(streams) <= len(self.stream_names):
             raise CodecError(f"{len(streams)} streams given, {self.name} has {len(self.stream_names)}")
         arrays = [_bytes_of(s, n) for s, n in zip(streams, self.stream_names, strict=False)]
         may_be_wide = self._has_escape and shape.coded_tokens > 0
-        header = read_header(arrays[0], self._header(shape), may_be_wide=may_be_wide)
+        header = read_header(arrays[0], self.header(shape), may_be_wide=may_be_wide)
         sizes = self.stream_bytes(shape, wide=header.wide)
         for i, (size, array) in enumerate(zip(sizes, arrays, strict=False)):
             if array.nbytes > size or (array.nbytes < size and i not in self.variable_streams):
@@ -301,11 +309,28 @@ class PageCodec(Codec):
                 self._engine.load_raw(data[at:end], float16, shape, first, stop, out)
                 at = end
 
-    def _sections(self, shape: PageShape, wide: bool) -> Sections:
-        return Sections.of(shape, self.header_bytes, self._row_bits, wide, self._chunk)
+    def check_tail(self, header: PageHeader) -> None:
+        """Raise CodecError if what the codec itself has put into the header is not as it must be."""
+        return
+
+    def check_streams(self, streams: Sequence[memoryview], shape: PageShape) -> PageHeader:
+        """All that a decoder checks before it reads fields and codes, for one that reads these elsewhere.
+
+        Raises:
+            CodecError: no page of this shape and codec.
+        """
+        header, arrays = self.parse(streams, shape)
+        self.check_tail(header)
+        if len(self.row_bits) > 1 and shape.fine:
+            read_positions(arrays[0], self.sections(shape, header.wide), shape)
+        return header
+
+    def sections(self, shape: PageShape, wide: bool) -> Sections:
+        """Where things lie in stream 0."""
+        return Sections.of(shape, self.header_bytes, self.row_bits, wide, self.chunk_tokens)
 
     def stream_bytes(self, shape: PageShape, *, wide: bool = False) -> tuple[int, ...]:
-        return self._sections(shape, wide).stream_bytes(shape)
+        return self.sections(shape, wide).stream_bytes(shape)
 
 
 def checked_positions(fine: NDArray[np.integer[Any]] | None, shape: PageShape) -> NDArray[np.int32]:
@@ -334,7 +359,7 @@ class LynxCodec(PageCodec):
     stream_names = ("anchor", "residual")
     codec_id = LYNX_ID
     header_bytes = LYNX_HEADER_BYTES
-    _row_bits = (4, 4)
+    row_bits = (4, 4)
 
     def __init__(self, load_engine: Callable[[], Engine], *, alpha: float = DEFAULT_ALPHA) -> None:
         super().__init__(load_engine)
@@ -344,6 +369,14 @@ class LynxCodec(PageCodec):
 
     def params(self) -> dict[str, Any]:
         return {"alpha": self._alpha}
+
+    @property
+    def tables(self) -> LynxTables:
+        """What follows from alpha."""
+        return self._tables
+
+    def check_tail(self, header: PageHeader) -> None:
+        read_table(header.tail, -1.0, 1.0)
 
     def encode(
         self,
@@ -360,19 +393,19 @@ class LynxCodec(PageCodec):
         if shape.coded_tokens:
             places = row_places(positions, shape)
             wide = self._engine.encode_lynx(page, shape, anchor, residual, self.header_bytes, self._tables, places)
-            sections = self._sections(shape, wide)
+            sections = self.sections(shape, wide)
             anchor[sections.fine_positions : sections.data] = positions.astype("<u2").view(np.uint8)
-        write_header(anchor, self._header(shape), wide=wide, raw_float16=page.dtype == np.float16)
+        write_header(anchor, self.header(shape), wide=wide, raw_float16=page.dtype == np.float16)
         return self.stream_bytes(shape, wide=wide)
 
     def decode(self, streams: Sequence[memoryview], shape: PageShape, out: NDArray[Any]) -> None:
         self._check_out(out, shape)
-        header, arrays = self._parse(streams, shape)
+        header, arrays = self.parse(streams, shape)
         anchor = arrays[0]
         residual = arrays[1] if len(arrays) > 1 else None
         self._decode_raw(anchor, header.raw_float16, shape, out)
         if shape.coded_tokens:
-            sections = self._sections(shape, header.wide)
+            sections = self.sections(shape, header.wide)
             places = row_places(read_positions(anchor, sections, shape), shape)
             tables = (read_table(header.tail, -1.0, 1.0), self._tables.full)
             self._engine.decode_lynx(anchor, residual, shape, self.header_bytes, header.wide, *tables, places, out)
@@ -388,7 +421,7 @@ class AffineCodec(PageCodec):
         self._bits = bits
         self.name = f"int{bits}"
         self.codec_id = {8: INT8_ID, 4: INT4_ID}[bits]
-        self._row_bits = (bits,)
+        self.row_bits = (bits,)
 
     def encode(
         self,
@@ -403,12 +436,12 @@ class AffineCodec(PageCodec):
         wide = False
         if shape.coded_tokens:
             wide = self._engine.encode_affine(page, shape, out, self.header_bytes, self._bits)
-        write_header(out, self._header(shape), wide=wide, raw_float16=page.dtype == np.float16)
+        write_header(out, self.header(shape), wide=wide, raw_float16=page.dtype == np.float16)
         return self.stream_bytes(shape, wide=wide)
 
     def decode(self, streams: Sequence[memoryview], shape: PageShape, out: NDArray[Any]) -> None:
         self._check_out(out, shape)
-        header, (data,) = self._parse(streams, shape)
+        header, (data,) = self.parse(streams, shape)
         self._decode_raw(data, header.raw_float16, shape, out)
         if shape.coded_tokens:
             self._engine.decode_affine(data, shape, self.header_bytes, header.wide, self._bits, out)
@@ -443,11 +476,11 @@ class Bfloat16Codec(PageCodec):
         (out,) = self._buffers(outs, shape)
         if shape.tokens:
             self._engine.store_raw(page, shape, 0, shape.tokens, out[self.header_bytes :])
-        write_header(out, self._header(shape), wide=False, raw_float16=page.dtype == np.float16)
+        write_header(out, self.header(shape), wide=False, raw_float16=page.dtype == np.float16)
         return self.stream_bytes(shape)
 
     def decode(self, streams: Sequence[memoryview], shape: PageShape, out: NDArray[Any]) -> None:
         self._check_out(out, shape)
-        header, (data,) = self._parse(streams, shape)
+        header, (data,) = self.parse(streams, shape)
         if shape.tokens:
             self._engine.load_raw(data[self.header_bytes :], header.raw_float16, shape, 0, shape.tokens, out)

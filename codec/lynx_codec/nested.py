@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from lynx_codec.codecs import Engine
+    from lynx_codec.layout import PageHeader
 
 __all__ = ["NestedCodec", "cell_middles", "cell_points"]
 
@@ -78,8 +79,8 @@ class NestedCodec(PageCodec):
             raise CodecError(f"nested: chunk must be {MIN_CHUNK} to {MAX_CHUNK} tokens, not {chunk!r}")
         if exact is not True and exact is not False:
             raise CodecError(f"nested: exact must be true or false, not {exact!r}")
-        self._chunk = int(chunk)
-        self._row_bits = self._bits
+        self.chunk_tokens = int(chunk)
+        self.row_bits = self._bits
         self._exact = exact
         later = len(self._bits) - 1
         self.stream_names = ("anchor", *(["residual"] if later == 1 else [f"residual{i + 1}" for i in range(later)]))
@@ -88,12 +89,12 @@ class NestedCodec(PageCodec):
             self.stream_names = (*self.stream_names, "exact")
         self._shifts = [CODE_BITS - sum(self._bits[: i + 1]) for i in range(len(self._bits))]
         first = self._bits[0]
-        table = cell_points(first, self._chunk).astype("<f2").tobytes() if first <= MAX_TABLE_BITS else b""
+        table = cell_points(first, self.chunk_tokens).astype("<f2").tobytes() if first <= MAX_TABLE_BITS else b""
         self._tail = bytes(self._bits) + bytes(WIDTHS_BYTES - len(self._bits)) + table
         self.header_bytes = HEADER_BYTES + len(self._tail)
 
     def params(self) -> dict[str, Any]:
-        return {"bits": list(self._bits), "chunk": self._chunk, "exact": self._exact}
+        return {"bits": list(self._bits), "chunk": self.chunk_tokens, "exact": self._exact}
 
     def warm_up(self) -> None:
         super().warm_up()
@@ -126,8 +127,8 @@ class NestedCodec(PageCodec):
         float16 = page.dtype == np.float16
         exact_bytes = 0
         if shape.coded_tokens:
-            codes, wide = self._engine.encode_codes(page, shape, self._chunk, anchor, self.header_bytes)
-            sections = self._sections(shape, wide)
+            codes, wide = self._engine.encode_codes(page, shape, self.chunk_tokens, anchor, self.header_bytes)
+            sections = self.sections(shape, wide)
             everyone, ordinary, chosen = _token_sets(positions, shape)
             data = anchor[sections.data : sections.fine]
             self._engine.pack(codes, everyone, shape, self._shifts[0], self._bits[0], data)
@@ -146,21 +147,26 @@ class NestedCodec(PageCodec):
                 patterns = np.ascontiguousarray(coded).view(np.uint16)
                 fields = self._fields(anchor, shape, wide)
                 exact_bytes = self._engine.encode_exact(patterns, codes, *fields, buffers[-1], float16=float16)
-        write_header(anchor, self._header(shape), wide=wide, raw_float16=float16)
+        write_header(anchor, self.header(shape), wide=wide, raw_float16=float16)
         sizes = self.stream_bytes(shape, wide=wide)
         return (*sizes[:-1], exact_bytes) if self._exact else sizes
 
-    def decode(self, streams: Sequence[memoryview], shape: PageShape, out: NDArray[Any]) -> None:
-        self._check_out(out, shape)
-        header, arrays = self._parse(streams, shape)
-        anchor = arrays[0]
+    def check_tail(self, header: PageHeader) -> None:
         if header.tail[:WIDTHS_BYTES] != self._tail[:WIDTHS_BYTES]:
             found = [bits for bits in header.tail[:WIDTHS_BYTES] if bits]
             raise CodecError(f"page header: the streams have {found} bits, expected {list(self._bits)}")
+        if table := header.tail[WIDTHS_BYTES:]:
+            read_table(table, 0.0, 255.0)
+
+    def decode(self, streams: Sequence[memoryview], shape: PageShape, out: NDArray[Any]) -> None:
+        self._check_out(out, shape)
+        header, arrays = self.parse(streams, shape)
+        anchor = arrays[0]
+        self.check_tail(header)
         self._decode_raw(anchor, header.raw_float16, shape, out)
         if not shape.coded_tokens:
             return
-        sections = self._sections(shape, header.wide)
+        sections = self.sections(shape, header.wide)
         single = len(self._bits) == 1
         positions = np.empty(0, np.int32) if single else read_positions(anchor, sections, shape)
         everyone, ordinary, chosen = _token_sets(positions, shape)
@@ -185,16 +191,16 @@ class NestedCodec(PageCodec):
             return
         points = self._points(len(arrays), header.tail[WIDTHS_BYTES:])
         places = row_places(positions, shape) if len(positions) else everyone
-        where = (shape, self._chunk, self.header_bytes, header.wide)
+        where = (shape, self.chunk_tokens, self.header_bytes, header.wide)
         self._engine.decode_codes(anchor, codes, *where, points, places, out)
 
     def _fields(
         self, anchor: NDArray[np.uint8], shape: PageShape, wide: bool
     ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int64]]:
         """What the exact stream rests on: base and length [chunks, channels], and the first coded row of each chunk."""
-        base, length = chunk_fields(anchor, self._sections(shape, wide), shape, wide)
+        base, length = chunk_fields(anchor, self.sections(shape, wide), shape, wide)
         first = shape.raw_head
-        starts = [start - first for start, _ in chunk_spans(shape, self._chunk)]
+        starts = [start - first for start, _ in chunk_spans(shape, self.chunk_tokens)]
         return base, length, np.array([*starts, shape.coded_tokens], dtype=np.int64)
 
     def _later(self, sections: Sections) -> list[tuple[int, int, int]]:

@@ -4,7 +4,24 @@ from __future__ import annotations
 
 from importlib import import_module
 
-__all__ = ["device_count"]
+from lynx_gpu.codec import DeviceCodec, has_kernels
+from lynx_gpu.modules import BackendMissingError
+from lynx_gpu.plan import BatchPlan, PageJob
+from lynx_gpu.views import DeviceView, current_stream, device_view, is_device_array, paged_view
+
+__all__ = [
+    "BackendMissingError",
+    "BatchPlan",
+    "DeviceCodec",
+    "DeviceView",
+    "PageJob",
+    "current_stream",
+    "device_count",
+    "device_view",
+    "has_kernels",
+    "is_device_array",
+    "paged_view",
+]
 
 
 def device_count() -> int:

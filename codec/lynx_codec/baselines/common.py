@@ -102,14 +102,14 @@ class BaselineCodec(PageCodec):
             rows = widen(page[shape.raw_head : shape.tokens - shape.raw_tail])
             check_finite(rows.reshape(len(rows), -1), shape.raw_head, shape.head_size)
             size += self._encode_body(np.ascontiguousarray(rows), shape, out[size:])
-        write_header(out, self._header(shape), wide=False, raw_float16=page.dtype == np.float16)
+        write_header(out, self.header(shape), wide=False, raw_float16=page.dtype == np.float16)
         return (size,)
 
-    def _parse(self, streams: Sequence[memoryview], shape: PageShape) -> tuple[PageHeader, list[U8]]:
+    def parse(self, streams: Sequence[memoryview], shape: PageShape) -> tuple[PageHeader, list[U8]]:
         if not self.variable_streams or len(streams) != 1:
-            return super()._parse(streams, shape)
+            return super().parse(streams, shape)
         array = _bytes_of(streams[0], self.stream_names[0])
-        header = read_header(array, self._header(shape), may_be_wide=False)
+        header = read_header(array, self.header(shape), may_be_wide=False)
         (most,) = self.stream_bytes(shape)
         if not self._body_at(shape) <= array.nbytes <= most:
             raise CodecError(f"stream anchor has {array.nbytes} bytes, the page takes {self._body_at(shape)} to {most}")
@@ -117,7 +117,7 @@ class BaselineCodec(PageCodec):
 
     def decode(self, streams: Sequence[memoryview], shape: PageShape, out: NDArray[Any]) -> None:
         self._check_out(out, shape)
-        header, (data,) = self._parse(streams, shape)
+        header, (data,) = self.parse(streams, shape)
         if header.tail != self._tail:
             found, expected = _PARAMETERS.unpack(header.tail), _PARAMETERS.unpack(self._tail)
             raise CodecError(f"page header: parameters of {self.name} are {found}, expected {expected}")

@@ -1,0 +1,272 @@
+"""The codecs on a device: batches of pages to streams and back, enqueued on a stream, waiting for nothing."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lynx_codec import CodecError, PageShape
+from lynx_codec.codecs import AffineCodec, Bfloat16Codec, LynxCodec, PageCodec
+from lynx_codec.layout import HEADER_BYTES
+from lynx_codec.nested import WIDTHS_BYTES, NestedCodec
+from lynx_gpu.modules import cupy, kernel
+from lynx_gpu.plan import BatchPlan, PageJob
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lynx_codec import Codec
+    from lynx_gpu.views import DeviceView
+
+__all__ = ["DeviceCodec", "has_kernels"]
+
+_KINDS = {"float32": 0, "bfloat16": 1, "float16": 2}
+_BLOCK_THREADS = 256
+_TILE_CHANNELS = 64
+"""Of a block of the encoder."""
+
+_LANE_CHANNELS = 8
+_WARP_LANES = 32
+_MAX_SHARED_BYTES = 160 * 1024
+"""Of a block: limits the chunks of a page that the encoder can hold."""
+
+_MAX_PAGES = 65535
+"""Of a batch: they are one axis of a grid."""
+
+
+def has_kernels(codec: Codec, shape: PageShape | None = None) -> bool:
+    """Whether `DeviceCodec` takes the codec, and pages of this shape.
+
+    Composite codecs and those of other systems have no kernels; pages of very many chunks are too long for them.
+    """
+    if type(codec) not in (LynxCodec, AffineCodec, Bfloat16Codec, NestedCodec) or codec.variable_streams:
+        return False
+    assert isinstance(codec, PageCodec)
+    return shape is None or _shared_bytes(codec, shape) <= _MAX_SHARED_BYTES
+
+
+class DeviceCodec:
+    """A codec on one device. Its bytes and floats are those of `codec`, bit for bit.
+
+    Pages may be of any number of heads, any head size and any strides, float32, float16 or bfloat16. Kernels are
+    compiled for a shape of heads and an element type when these are first met, and kept on disk by CuPy.
+
+    Raises:
+        CodecError: there are no kernels for the codec (`has_kernels`).
+        BackendMissingError: CuPy is not installed.
+    """
+
+    def __init__(self, codec: Codec, device: int) -> None:
+        if not has_kernels(codec):
+            raise CodecError(f"there are no CUDA kernels for the codec {codec.name} with {codec.params()}")
+        assert isinstance(codec, PageCodec)
+        self.codec = codec
+        self.device = device
+        self._plan = lru_cache(maxsize=64)(self._make_plan)
+        self._constants: dict[str, Any] = {}
+        # Small tables are uploaded here: nobody else's work is waited for.
+        with cupy().cuda.Device(device):
+            self._uploads = cupy().cuda.Stream(non_blocking=True)
+
+    def plan(self, jobs: Sequence[PageJob]) -> BatchPlan:
+        """Where the streams of these pages lie in one piece of memory. Kept for equal jobs.
+
+        Raises:
+            CodecError: no page, too many, or one that is too long for the kernels.
+        """
+        return self._plan(tuple(jobs))
+
+    def encode(self, view: DeviceView, plan: BatchPlan, fine: Any, out: int, stream: Any) -> None:
+        """Enqueue the encoding of the plan's pages.
+
+        Args:
+            view: read when the kernels run, once for pages of up to 256 tokens.
+            fine: int32 CuPy array, the positions of fine tokens in their pages, into which each job's `fine_at` points;
+                None if no page has any.
+            out: address of `plan.total_bytes` of device memory, a multiple of 256. Status is written first; what of
+                it the host needs is in `plan.lengths`.
+            stream: a CuPy stream of this device.
+
+        Buffers must stay as they are until the stream has done this; nothing is known of it before.
+        """
+        self._check(view, plan)
+        if fine is None and any(job.shape.fine for job in plan.jobs) and len(self.codec.row_bits) > 1:
+            raise CodecError("pages with fine tokens are encoded, but their positions are not given")
+        common = self._common(view, plan)
+        with cupy().cuda.Device(self.device), stream:
+            cupy().cuda.runtime.memsetAsync(out, 0, plan.status_bytes, stream.ptr)
+            tail = (self._header(), np.uint64(out), np.uint64(out))
+            if isinstance(self.codec, Bfloat16Codec):
+                self._launch("raw.cu", "encode_raw", view, self._raw_grid(view, plan), 0, (*common, *tail))
+                return
+            positions = np.uint64(0 if fine is None else fine.data.ptr)
+            arguments = (*common, positions, tail[0], self._cells(), *tail[1:])
+            tiles = -(-view.heads * _padded(view.head_size) // _TILE_CHANNELS)
+            shared = max(_shared_bytes(self.codec, job.shape) for job in plan.jobs)
+            self._launch("encode.cu", "encode_pages", view, (tiles, len(plan.jobs)), shared, arguments)
+            self._launch("encode.cu", "encode_wide_pages", view, (len(plan.jobs), 1), shared, arguments)
+
+    def decode(
+        self, plan: BatchPlan, hosts: Sequence[Sequence[memoryview]], data: int, view: DeviceView, stream: Any
+    ) -> None:
+        """Enqueue the decoding of the plan's pages into the view, in place.
+
+        Args:
+            hosts: for every page the first streams, as many for all, in host memory: what the host can check is
+                checked now.
+            data: address, a multiple of 256, of device memory where these bytes lie at `plan.spans`. Status is written
+                to its beginning: copy it to the host behind this and give it to `plan.check`.
+            view: written when the kernels run.
+            stream: a CuPy stream of this device.
+
+        Raises:
+            CodecError: the bytes are no pages of this codec and these shapes; nothing was enqueued.
+        """
+        self._check(view, plan)
+        known = len(hosts[0])
+        if len(hosts) != len(plan.jobs) or any(len(streams) != known for streams in hosts):
+            raise CodecError("the same number of streams of every page is needed")
+        for job, streams in zip(plan.jobs, hosts, strict=True):
+            self.codec.check_streams(streams, job.shape)
+        common = self._common(view, plan)
+        with cupy().cuda.Device(self.device), stream:
+            cupy().cuda.runtime.memsetAsync(data, 0, plan.status_bytes, stream.ptr)
+            tail = (np.uint64(data), np.uint64(data))
+            if isinstance(self.codec, Bfloat16Codec):
+                self._launch("raw.cu", "decode_raw", view, self._raw_grid(view, plan), 0, (*common, *tail))
+                return
+            groups = view.heads * _padded(view.head_size) // _LANE_CHANNELS
+            grid = (-(-groups // _WARP_LANES), len(plan.jobs))
+            shared = 4 * max(job.shape.tokens for job in plan.jobs) if len(self.codec.row_bits) > 1 else 0
+            arguments = (*common, self._full(), *tail)
+            self._launch("decode.cu", "decode_pages", view, grid, shared, arguments, ("KNOWN", known))
+
+    def _make_plan(self, jobs: tuple[PageJob, ...]) -> BatchPlan:
+        if not 1 <= len(jobs) <= _MAX_PAGES:
+            raise CodecError(f"a batch has 1 to {_MAX_PAGES} pages, not {len(jobs)}")
+        for job in jobs:
+            if not has_kernels(self.codec, job.shape):
+                raise CodecError(f"a page of {job.shape.tokens} tokens is too long for the CUDA kernels")
+        return BatchPlan.of(self.codec, jobs)
+
+    def _check(self, view: DeviceView, plan: BatchPlan) -> None:
+        if view.device != self.device:
+            raise CodecError(f"an array on device {view.device} is given to the codec of device {self.device}")
+        if plan.codec is not self.codec:
+            raise CodecError("the plan is that of another codec")
+        for job in plan.jobs:
+            shape = job.shape
+            if (shape.heads, shape.head_size) != (view.heads, view.head_size):
+                raise CodecError(f"pages of {shape.heads} x {shape.head_size} in an array of shape {view.shape}")
+            if not 0 <= job.start <= view.tokens - shape.tokens:
+                raise CodecError(
+                    f"a page of {shape.tokens} tokens from {job.start} on in an array of shape {view.shape}"
+                )
+
+    def _common(self, view: DeviceView, plan: BatchPlan) -> tuple[Any, ...]:
+        """What all kernels are told."""
+        if self.device not in plan.on_device:
+            plan.on_device[self.device] = self._upload(plan.table.view(np.uint8))
+        table = view.block_table
+        return (
+            np.uint64(view.pointer),
+            *(np.int64(stride) for stride in (view.token_stride, view.head_stride, view.block_stride)),
+            np.uint64(0 if table is None else table.data.ptr),
+            np.int32(view.block_tokens),
+            np.uint64(plan.on_device[self.device].data.ptr),
+        )
+
+    def _launch(
+        self,
+        file: str,
+        name: str,
+        view: DeviceView,
+        grid: tuple[int, int],
+        shared_bytes: int,
+        arguments: tuple[Any, ...],
+        *more: tuple[str, int],
+    ) -> None:
+        function = kernel(self.device, file, name, (*_shape_defines(view), *_codec_defines(self.codec), *more))
+        if shared_bytes > function.max_dynamic_shared_size_bytes:
+            function.max_dynamic_shared_size_bytes = _MAX_SHARED_BYTES
+        function(grid, (_BLOCK_THREADS,), arguments, shared_mem=shared_bytes)
+
+    def _raw_grid(self, view: DeviceView, plan: BatchPlan) -> tuple[int, int]:
+        tokens = max(job.shape.tokens for job in plan.jobs)
+        groups = tokens * view.heads * _padded(view.head_size) // _LANE_CHANNELS
+        return max(-(-groups // _BLOCK_THREADS), 1), len(plan.jobs)
+
+    def _header(self) -> Any:
+        return self._constant("header", np.frombuffer(self.codec.header(PageShape(0, 1, 1)), np.uint8))
+
+    def _cells(self) -> Any:
+        lynx = isinstance(self.codec, LynxCodec)
+        return self._constant("cells", self.codec.tables.cells) if lynx else np.uint64(0)  # type: ignore[attr-defined]
+
+    def _full(self) -> Any:
+        lynx = isinstance(self.codec, LynxCodec)
+        return self._constant("full", self.codec.tables.full) if lynx else np.uint64(0)  # type: ignore[attr-defined]
+
+    def _constant(self, name: str, values: np.ndarray[Any, Any]) -> Any:
+        if name not in self._constants:
+            self._constants[name] = self._upload(np.ascontiguousarray(values).view(np.uint8))
+        return np.uint64(self._constants[name].data.ptr)
+
+    def _upload(self, values: np.ndarray[Any, Any]) -> Any:
+        """A copy on the device that is there when this returns."""
+        with cupy().cuda.Device(self.device), self._uploads:
+            copy = cupy().empty(values.shape, values.dtype)
+            copy.set(values, stream=self._uploads)
+            self._uploads.synchronize()
+        return copy
+
+
+def _padded(head_size: int) -> int:
+    return -(-head_size // _LANE_CHANNELS) * _LANE_CHANNELS
+
+
+def _shared_bytes(codec: PageCodec, shape: PageShape) -> int:
+    """What a block of the encoder shares: fields of chunks, and the place of every token in the later streams."""
+    if not codec.row_bits:
+        return 0
+    fields = 3 if isinstance(codec, LynxCodec) else 2
+    chunks = codec.sections(shape, False).chunks
+    return 4 * (fields * chunks * _TILE_CHANNELS + (shape.tokens if len(codec.row_bits) > 1 else 0))
+
+
+@lru_cache(maxsize=256)
+def _codec_defines(codec: PageCodec) -> tuple[tuple[str, int | str], ...]:
+    """The macros of kernels/pages.cuh."""
+    if not codec.row_bits:
+        return ()
+    lynx = isinstance(codec, LynxCodec)
+    points_at = HEADER_BYTES if lynx else 0
+    if isinstance(codec, NestedCodec) and codec.header_bytes > HEADER_BYTES + WIDTHS_BYTES:
+        points_at = HEADER_BYTES + WIDTHS_BYTES
+    return (
+        ("LYNX", int(lynx)),
+        ("CHUNK", codec.chunk_tokens),
+        ("STREAMS", len(codec.row_bits)),
+        ("STREAM_BITS", ",".join(map(str, codec.row_bits))),
+        ("HEADER", codec.header_bytes),
+        ("POINTS_AT", points_at),
+        ("TOP", "15.0f" if codec.row_bits == (4,) else "255.0f"),
+    )
+
+
+@lru_cache(maxsize=256)
+def _shape_key(dtype: str, heads: int, head_size: int, paired: bool, paged: bool) -> tuple[tuple[str, int | str], ...]:
+    return (
+        ("KIND", _KINDS[dtype]),
+        ("HEADS", heads),
+        ("SIZE", head_size),
+        ("VECTOR", int(paired)),
+        ("PAGED", int(paged)),
+    )
+
+
+def _shape_defines(view: DeviceView) -> tuple[tuple[str, int | str], ...]:
+    """The macros of kernels/common.cuh."""
+    return _shape_key(view.dtype, view.heads, view.head_size, view.paired, view.block_tokens > 0)

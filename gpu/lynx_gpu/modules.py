@@ -1,0 +1,56 @@
+"""Kernels: CUDA sources in this package, compiled for a device when they are first needed."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from importlib import import_module
+from importlib.resources import files
+from typing import Any
+
+from lynx_codec import LynxError
+
+__all__ = ["OPTIONS", "BackendMissingError", "cupy", "kernel", "source"]
+
+OPTIONS = ("--fmad=false", "--std=c++17")
+"""Of the compiler. No fused multiply-add: bytes must be those of the CPU."""
+
+_INCLUDE = re.compile(r'^#include "(\w+\.cuh)"$', re.MULTILINE)
+
+
+class BackendMissingError(LynxError):
+    """CuPy, which runs the kernels, is not installed."""
+
+
+def cupy() -> Any:
+    """The module.
+
+    Raises:
+        BackendMissingError: it is not there.
+    """
+    try:
+        return import_module("cupy")
+    except ImportError as error:
+        raise BackendMissingError("CUDA kernels need CuPy: pip install lynx-net[gpu]") from error
+
+
+@lru_cache
+def source(name: str) -> str:
+    """A kernel file with its includes in place, so that the text says all (CuPy keeps what it compiled by it)."""
+    text = (files("lynx_gpu") / "kernels" / name).read_text(encoding="utf-8")
+    return _INCLUDE.sub(lambda match: source(match[1]), text)
+
+
+@lru_cache(maxsize=512)
+def kernel(device: int, file: str, name: str, defines: tuple[tuple[str, int | str], ...]) -> Any:
+    """A kernel of a file, compiled with these macros; seconds the first time, then from CuPy's cache on disk."""
+    module = _module(device, file, defines)
+    with cupy().cuda.Device(device):
+        return module.get_function(name)
+
+
+@lru_cache(maxsize=512)
+def _module(device: int, file: str, defines: tuple[tuple[str, int | str], ...]) -> Any:
+    options = OPTIONS + tuple(f"-D{macro}={value}" for macro, value in defines)
+    with cupy().cuda.Device(device):
+        return cupy().RawModule(code=source(file), options=options)

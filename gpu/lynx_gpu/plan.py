@@ -1,0 +1,124 @@
+"""Where the streams of a batch of pages lie in one piece of memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lynx_codec import CodecError, NonFiniteError, PageShape
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lynx_codec.codecs import PageCodec
+
+__all__ = ["BAD_EXACT", "BAD_FIELD", "BAD_RAW", "JOB", "MAX_STREAMS", "STATUS", "WIDE_PAGE", "BatchPlan", "PageJob"]
+
+MAX_STREAMS = 16
+"""Of a page."""
+
+JOB = np.dtype([("numbers", "<i4", 8), ("at", "<i8", MAX_STREAMS)])
+"""`Job` in kernels/common.cuh."""
+
+STATUS = np.dtype([("flags", "<u4"), ("exact_bytes", "<u4"), ("bad", "<u8")])
+"""`Status` in kernels/common.cuh."""
+
+WIDE_PAGE, BAD_FIELD, BAD_RAW, BAD_EXACT = 1, 2, 4, 8
+"""Flags of a page."""
+
+_PIECE_BYTES = 256
+_SECTION_BYTES = 128
+"""Codes begin at multiples of this, so that rows are whole sectors."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageJob:
+    """A page of a batch: tokens [start, start + shape.tokens) of a view.
+
+    `fine_at` is where the positions of its fine tokens begin in the array that `encode` is given.
+    """
+
+    start: int
+    shape: PageShape
+    fine_at: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class BatchPlan:
+    """Where status and streams of a batch lie in one piece of memory; holds no addresses, so it can be kept.
+
+    Attributes:
+        jobs: the pages.
+        spans: [page][stream] to offset and most bytes. First all first streams, then all second ones, and so on.
+        status_bytes: what the kernels say of the pages lies in so many bytes at the beginning.
+        total_bytes: of the piece.
+        table: the jobs as kernels read them.
+    """
+
+    codec: PageCodec
+    jobs: tuple[PageJob, ...]
+    spans: tuple[tuple[tuple[int, int], ...], ...]
+    status_bytes: int
+    total_bytes: int
+    table: np.ndarray[Any, Any]
+    on_device: dict[int, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def of(codec: PageCodec, jobs: Sequence[PageJob]) -> BatchPlan:
+        """The plan for these pages, with room for pages that escape to 16-bit metadata."""
+        status_bytes = _round_up(len(jobs) * STATUS.itemsize, _PIECE_BYTES)
+        cursor = status_bytes
+        spans: list[list[tuple[int, int]]] = [[] for _ in jobs]
+        sizes = [codec.stream_bytes(job.shape, wide=True) for job in jobs]
+        for stream in range(len(codec.stream_names)):
+            for job, size, of_page in zip(jobs, sizes, spans, strict=True):
+                before = codec.sections(job.shape, False).data if stream == 0 and codec.row_bits else 0
+                if stream == 0 and not codec.row_bits:
+                    before = codec.header_bytes
+                offset = _round_up(cursor + before, _SECTION_BYTES) - before
+                of_page.append((offset, size[stream]))
+                cursor = offset + size[stream]
+        table = np.zeros(len(jobs), dtype=JOB)
+        for row, job, of_page in zip(table, jobs, spans, strict=True):
+            shape = job.shape
+            row["numbers"][:6] = job.start, shape.tokens, shape.raw_head, shape.raw_tail, shape.fine, job.fine_at
+            row["at"][: len(of_page)] = [offset for offset, _ in of_page]
+        whole = tuple(tuple(of_page) for of_page in spans)
+        return BatchPlan(codec, tuple(jobs), whole, status_bytes, _round_up(cursor, _PIECE_BYTES), table)
+
+    def lengths(self, memory: memoryview) -> list[tuple[int, ...]]:
+        """Bytes of each stream of each page, from a host copy of the piece (or of its status) after encoding.
+
+        Raises:
+            NonFiniteError: the first value of a page that cannot be encoded.
+        """
+        lengths = []
+        for job, status in zip(self.jobs, self._status(memory), strict=True):
+            if bad := int(status["bad"]):
+                index = ~(bad >> 32) & 0xFFFFFFFF
+                value = float(np.array(bad & 0xFFFFFFFF, dtype=np.uint32).view(np.float32))
+                token, channel = divmod(index, job.shape.channels)
+                raise NonFiniteError(value, token, *divmod(channel, job.shape.head_size))
+            sizes = self.codec.stream_bytes(job.shape, wide=bool(status["flags"] & WIDE_PAGE))
+            variable = self.codec.variable_streams
+            lengths.append(tuple(int(status["exact_bytes"]) if s in variable else n for s, n in enumerate(sizes)))
+        return lengths
+
+    def check(self, memory: memoryview) -> None:
+        """Raise CodecError if a page that was decoded is none; `memory` begins with a host copy of the status."""
+        for flags in self._status(memory)["flags"]:
+            if flags & BAD_FIELD:
+                raise CodecError("a page minimum or scale is out of range")
+            if flags & BAD_RAW:
+                raise CodecError("raw tokens hold a value that is not finite")
+            if flags & BAD_EXACT:
+                raise CodecError("the exact stream is none of this page")
+
+    def _status(self, memory: memoryview) -> np.ndarray[Any, Any]:
+        return np.frombuffer(memory, dtype=STATUS, count=len(self.jobs))
+
+
+def _round_up(value: int, unit: int) -> int:
+    return -(-value // unit) * unit
