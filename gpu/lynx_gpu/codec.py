@@ -111,25 +111,43 @@ class DeviceCodec:
     def decode(
         self, plan: BatchPlan, hosts: Sequence[Sequence[memoryview]], data: int, view: DeviceView, stream: Any
     ) -> None:
-        """Enqueue the decoding of the plan's pages into the view, in place.
-
-        Args:
-            hosts: for every page the first streams, as many for all, in host memory: what the host can check is
-                checked now.
-            data: address, a multiple of 256, of device memory where these bytes lie at `plan.spans`. Status is written
-                to its beginning: copy it to the host behind this and give it to `plan.check`.
-            view: written when the kernels run.
-            stream: a CuPy stream of this device.
+        """Enqueue the decoding of the plan's pages into the view, in place: `check`, then `decode_checked`.
 
         Raises:
             CodecError: the bytes are no pages of this codec and these shapes; nothing was enqueued.
         """
-        self._check(view, plan)
+        self.decode_checked(plan, self.check(plan, hosts), data, view, stream)
+
+    def check(self, plan: BatchPlan, hosts: Sequence[Sequence[memoryview]]) -> int:
+        """What the host can check of received pages: lengths, headers, positions of fine tokens.
+
+        Args:
+            hosts: for every page the first streams, as many for all, in host memory.
+
+        Returns:
+            How many streams of each page there are.
+
+        Raises:
+            CodecError: the bytes are no pages of this codec and these shapes.
+        """
         known = len(hosts[0])
         if len(hosts) != len(plan.jobs) or any(len(streams) != known for streams in hosts):
             raise CodecError("the same number of streams of every page is needed")
         for job, streams in zip(plan.jobs, hosts, strict=True):
             self.codec.check_streams(streams, job.shape)
+        return known
+
+    def decode_checked(self, plan: BatchPlan, known: int, data: int, view: DeviceView, stream: Any) -> None:
+        """Enqueue the decoding of bytes that `check` has seen.
+
+        Args:
+            known: streams of each page.
+            data: address, a multiple of 256, of device memory where these bytes lie at `plan.spans`. Status is written
+                to its beginning: copy it to the host behind this and give it to `plan.check`.
+            view: written when the kernels run.
+            stream: a CuPy stream of this device.
+        """
+        self._check(view, plan)
         common = self._common(view, plan)
         with cupy().cuda.Device(self.device), stream:
             cupy().cuda.runtime.memsetAsync(data, 0, plan.status_bytes, stream.ptr)

@@ -1,0 +1,179 @@
+"""Bytes that the CUDA kernels move a second, beside those of a device copy in the same run.
+
+    python -m perf.gpu_codec [--json FILE] [--pages 512] [--rounds 60] [--dtype bfloat16]
+
+A batch of pages of 256 tokens, 8 heads of 128, is encoded and decoded on one device. Moved bytes are those that must be
+read and written once: the page and its streams. Every round runs everything once, in turn; figures are medians of CUDA
+event times, and the share of the copy is the median over rounds of the ratio in one round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lynx_codec import PageShape, get_codec
+from lynx_gpu import BackendMissingError, DeviceCodec, PageJob, device_count, device_view
+from lynx_gpu.modules import cupy
+from lynx_net.demo.results import machine_facts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+CODECS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bf16": ("bf16", {}),
+    "int8": ("int8", {}),
+    "int4": ("int4", {}),
+    "lynx": ("lynx", {}),
+    "default, keys": ("nested", {"bits": [4, 4], "chunk": 128}),
+    "default, values": ("nested", {"bits": [3, 5], "chunk": 128}),
+}
+HEADS, HEAD_SIZE, PAGE_TOKENS, FINE = 8, 128, 256, 6
+
+
+class Case:
+    """One codec with everything that its three measurements need on the device."""
+
+    def __init__(self, name: str, params: dict[str, Any], pages: int, dtype: str) -> None:
+        cp = cupy()
+        self.codec = DeviceCodec(get_codec(name, **params), 0)
+        fine = FINE if len(self.codec.codec.row_bits) > 1 else 0
+        shape = PageShape(PAGE_TOKENS, HEADS, HEAD_SIZE, 0, 0, fine)
+        self.plan = self.codec.plan([PageJob(i * PAGE_TOKENS, shape, i * FINE) for i in range(pages)])
+        rng = np.random.default_rng(5)
+        values = cp.random.default_rng(5).standard_normal((pages * PAGE_TOKENS, HEADS, HEAD_SIZE), dtype=cp.float32)
+        values *= cp.exp(cp.asarray(rng.normal(0, 1, (1, HEADS, HEAD_SIZE)), dtype=cp.float32))
+        self.page = (values.view(cp.uint32) >> 16).astype(cp.uint16) if dtype == "bfloat16" else values.astype(dtype)
+        self.out = cp.zeros_like(self.page)
+        positions = [np.sort(rng.choice(PAGE_TOKENS, FINE, replace=False)) for _ in range(pages)]
+        self.fine = cp.asarray(np.concatenate(positions).astype(np.int32))
+        self.piece = cp.zeros(self.plan.total_bytes, cp.uint8)
+        self.stream = cp.cuda.Stream(non_blocking=True)
+        cp.cuda.get_current_stream().synchronize()
+        self.encode()
+        self.stream.synchronize()
+        host = memoryview(self.piece.get())
+        self.lengths = self.plan.lengths(host)
+        self.page_bytes = int(self.page.nbytes)
+        self.stream_bytes = [sum(of_page[s] for of_page in self.lengths) for s in range(len(self.lengths[0]))]
+
+    def encode(self) -> None:
+        self.codec.encode(device_view(self.page), self.plan, self.fine, self.piece.data.ptr, self.stream)
+
+    def decode(self, known: int) -> None:
+        self.codec.decode_checked(self.plan, known, self.piece.data.ptr, device_view(self.out), self.stream)
+
+    def measurements(self) -> dict[str, tuple[Callable[[], None], int]]:
+        """What to time, and the bytes that each must move."""
+        found: dict[str, tuple[Callable[[], None], int]] = {
+            "encode": (self.encode, self.page_bytes + sum(self.stream_bytes)),
+            "decode anchor": (lambda: self.decode(1), self.stream_bytes[0] + self.page_bytes),
+        }
+        if len(self.stream_bytes) > 1:
+            known = len(self.stream_bytes)
+            found["refine"] = (lambda: self.decode(known), sum(self.stream_bytes) + self.page_bytes)
+        return found
+
+
+def _time_s(stream: Any, work: Callable[[], None]) -> float:
+    cp = cupy()
+    begin, end = cp.cuda.Event(), cp.cuda.Event()
+    # The host enqueues behind a kernel that keeps the device busy meanwhile: launches are not what is measured.
+    with stream:
+        _hold(stream)
+        begin.record(stream)
+    work()
+    end.record(stream)
+    end.synchronize()
+    return float(cp.cuda.get_elapsed_time(begin, end)) / 1e3
+
+
+_SPIN = r"""
+extern "C" __global__ void spin(long long cycles) {
+    const long long begin = clock64();
+    while (clock64() - begin < cycles) {}
+}
+"""
+
+
+def _hold(stream: Any, cycles: int = 8_000_000) -> None:
+    kernel = cupy().RawKernel(_SPIN, "spin")
+    kernel((1,), (1,), (np.int64(cycles),))
+
+
+def measure(pages: int, rounds: int, dtype: str, names: list[str]) -> dict[str, Any]:
+    """Results by codec and direction."""
+    cp = cupy()
+    source = cp.random.default_rng(1).integers(0, 255, 1 << 29, dtype=cp.uint8)
+    target = cp.empty_like(source)
+    stream = cp.cuda.Stream(non_blocking=True)
+    copied = 2 * int(source.nbytes)
+
+    def copy() -> None:
+        cp.cuda.runtime.memcpyAsync(target.data.ptr, source.data.ptr, source.nbytes, 3, stream.ptr)
+
+    results: dict[str, Any] = {}
+    copies: list[float] = []
+    for name in names:
+        case = Case(*CODECS[name], pages, dtype)
+        works = case.measurements()
+        speeds: dict[str, list[float]] = {work: [] for work in works}
+        shares: dict[str, list[float]] = {work: [] for work in works}
+        for number in range(rounds + 3):
+            copy_bps = copied / _time_s(stream, copy)
+            for work, (call, moved) in works.items():
+                speed = moved / _time_s(case.stream, call)
+                if number >= 3:
+                    speeds[work].append(speed)
+                    shares[work].append(speed / copy_bps)
+            if number >= 3:
+                copies.append(copy_bps)
+        results[name] = {
+            work: {
+                "gb_per_s": round(median(speeds[work]) / 1e9, 1),
+                "share_of_copy": round(median(shares[work]), 4),
+                "moved_bytes": works[work][1],
+            }
+            for work in works
+        }
+        del case
+        cp.get_default_memory_pool().free_all_blocks()
+    return {"copy_gb_per_s": round(median(copies) / 1e9, 1), "codecs": results}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--pages", type=int, default=512)
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
+    parser.add_argument("--codec", choices=tuple(CODECS), action="append")
+    options = parser.parse_args()
+    try:
+        cp = cupy()
+    except BackendMissingError as error:
+        raise SystemExit(str(error)) from error
+    if device_count() == 0:
+        raise SystemExit("there is no CUDA device here")
+    device = cp.cuda.runtime.getDeviceProperties(0)["name"].decode()
+    found = measure(options.pages, options.rounds, options.dtype, options.codec or list(CODECS))
+    print(f"{device}: a copy moves {found['copy_gb_per_s']} GB/s, read and written; {options.dtype} pages")
+    print(f"{'codec':18}{'encode':>16}{'decode anchor':>16}{'refine':>16}   GB/s and share of the copy")
+    for name, works in found["codecs"].items():
+        cells = [
+            f"{works[work]['gb_per_s']:8.0f} {works[work]['share_of_copy']:6.1%}" if work in works else "-"
+            for work in ("encode", "decode anchor", "refine")
+        ]
+        print(f"{name:18}" + "".join(f"{cell:>16}" for cell in cells))
+    if options.json:
+        facts = {"machine": machine_facts(), "device": device, "pages": options.pages, "dtype": options.dtype}
+        options.json.write_text(json.dumps({**facts, **found}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,256 @@
+"""Bytes and floats of the kernels are those of the CPU codecs."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lynx_codec import CodecError, NonFiniteError, PageShape, get_codec
+from lynx_gpu import DeviceCodec, PageJob, device_count, device_view, paged_view
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(device_count() == 0, reason="no CUDA device")]
+
+CODECS: list[tuple[str, dict[str, Any]]] = [
+    ("bf16", {}),
+    ("int8", {}),
+    ("int4", {}),
+    ("lynx", {}),
+    ("lynx", {"alpha": 2.0}),
+    ("nested", {"bits": [4, 4], "chunk": 128}),
+    ("nested", {"bits": [3, 5], "chunk": 128}),
+    ("nested", {"bits": [2, 2, 4], "chunk": 32}),
+    ("nested", {"bits": [1, 1, 1, 1, 1, 1, 1, 1], "chunk": 16}),
+    ("nested", {"bits": [6, 2], "chunk": 256}),
+    ("nested", {"bits": [7, 1], "chunk": 48}),
+    ("nested", {"bits": [8], "chunk": 37}),
+]
+SHAPES = [
+    PageShape(256, 8, 128, 4, 0, 9),
+    PageShape(256, 3, 64),
+    PageShape(256, 1, 256, 0, 64, 40),
+    PageShape(250, 2, 80, 5, 3, 17),
+    PageShape(40, 2, 37, 1, 0, 3),
+    PageShape(1, 1, 1),
+    PageShape(7, 3, 6, 3, 4),
+    PageShape(0, 2, 8),
+    PageShape(600, 2, 64, 33, 2, 100),
+    PageShape(33, 5, 3, 0, 1, 32),
+]
+DTYPES = ("bfloat16", "float16", "float32")
+
+
+def _cupy() -> Any:
+    import cupy
+
+    return cupy
+
+
+def _values(rng: np.random.Generator, shape: PageShape, kind: str) -> np.ndarray:
+    """float32 values, some of them of the kinds that break quantisers."""
+    values = rng.standard_normal(shape.array_shape).astype(np.float32)
+    if kind == "outliers":
+        values *= np.exp(rng.normal(0, 2, (1, shape.heads, shape.head_size))).astype(np.float32)
+        values += 30 * rng.standard_normal((1, shape.heads, shape.head_size)).astype(np.float32)
+    elif kind == "spikes" and values.size:  # pages that escape
+        values.reshape(-1)[rng.integers(values.size)] = 5e4
+    elif kind == "flat":
+        values[:, ::2] = 0
+        values[:, 1::2] = 3.25
+    elif kind == "tiny":
+        values *= np.float32(1e-7)
+    return values
+
+
+def _as_dtype(values: np.ndarray, dtype: str) -> np.ndarray:
+    if dtype == "bfloat16":
+        return (values.view(np.uint32) >> 16).astype(np.uint16)
+    with np.errstate(under="ignore", over="ignore"):
+        return np.clip(values, -65504, 65504).astype(dtype)
+
+
+def _fine(rng: np.random.Generator, shape: PageShape) -> np.ndarray:
+    return np.sort(rng.choice(shape.coded_tokens, shape.fine, replace=False) + shape.raw_head).astype(np.int32)
+
+
+def _encode_on_cpu(codec: Any, page: np.ndarray, shape: PageShape, fine: np.ndarray) -> list[bytes]:
+    buffers = [bytearray(size) for size in codec.stream_bytes(shape, wide=True)]
+    sizes = codec.encode(page, shape, [memoryview(buffer) for buffer in buffers], fine)
+    return [bytes(buffer[:size]) for buffer, size in zip(buffers, sizes, strict=True)]
+
+
+def _encode_on_device(device_codec: DeviceCodec, view: Any, jobs: list[PageJob], fine: np.ndarray) -> list[list[bytes]]:
+    cupy = _cupy()
+    plan = device_codec.plan(jobs)
+    piece = cupy.full(plan.total_bytes, 0xA5, cupy.uint8)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.get_current_stream().synchronize()
+    device_codec.encode(view, plan, cupy.asarray(fine) if fine.size else None, piece.data.ptr, stream)
+    stream.synchronize()
+    host = memoryview(piece.get())
+    lengths = plan.lengths(host)
+    room = np.frombuffer(host, np.uint8).copy()
+    for of_page, spans in zip(lengths, plan.spans, strict=True):
+        for length, (offset, most) in zip(of_page, spans, strict=True):
+            assert length <= most
+            room[offset : offset + most] = 0xA5
+    assert np.all(room[plan.status_bytes :] == 0xA5), "something was written between the streams"
+    return [
+        [bytes(host[offset : offset + length]) for length, (offset, _) in zip(of_page, spans, strict=True)]
+        for of_page, spans in zip(lengths, plan.spans, strict=True)
+    ]
+
+
+def _decode_on_device(device_codec: DeviceCodec, view: Any, jobs: list[PageJob], streams: list[list[bytes]]) -> None:
+    cupy = _cupy()
+    plan = device_codec.plan(jobs)
+    host = np.full(plan.total_bytes, 0xA5, np.uint8)
+    for of_page, spans in zip(streams, plan.spans, strict=True):
+        for stream, (offset, _) in zip(of_page, spans, strict=False):
+            host[offset : offset + len(stream)] = np.frombuffer(stream, np.uint8)
+    piece = cupy.asarray(host)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.get_current_stream().synchronize()
+    device_codec.decode(plan, [[memoryview(s) for s in of_page] for of_page in streams], piece.data.ptr, view, stream)
+    stream.synchronize()
+    plan.check(memoryview(piece.get()))
+
+
+def _device(array: np.ndarray) -> Any:
+    return _cupy().asarray(array)
+
+
+@pytest.mark.parametrize(("name", "params"), CODECS, ids=lambda value: str(value).replace(" ", ""))
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_bytes_and_values_are_those_of_the_cpu(name: str, params: dict[str, Any], dtype: str) -> None:
+    codec = get_codec(name, **params)
+    device_codec = DeviceCodec(codec, 0)
+    rng = np.random.default_rng(7)
+    for shape, kind in itertools.product(SHAPES, ("plain", "outliers", "spikes", "flat", "tiny")):
+        page = _as_dtype(_values(rng, shape, kind), dtype)
+        fine = _fine(rng, shape)
+        expected = _encode_on_cpu(codec, page, shape, fine)
+        jobs = [PageJob(0, shape)]
+        found = _encode_on_device(device_codec, device_view(_device(page), dtype=dtype), jobs, fine)[0]
+        assert [len(s) for s in found] == [len(s) for s in expected]
+        assert found == expected, (shape, kind, [a == b for a, b in zip(found, expected, strict=True)])
+        for known in range(1, len(expected) + 1):
+            for out_dtype in DTYPES if kind == "outliers" else (dtype,):
+                out = np.zeros_like(_as_dtype(np.zeros(shape.array_shape, np.float32), out_dtype))
+                codec.decode([memoryview(s) for s in expected[:known]], shape, out)
+                target = _device(np.zeros_like(out))
+                view = device_view(target, dtype=out_dtype)
+                _decode_on_device(device_codec, view, jobs, [expected[:known]])
+                same = target.get().view(np.uint8) == out.view(np.uint8)
+                assert np.all(same), (shape, kind, known, out_dtype)
+
+
+@pytest.mark.parametrize("layout", ["b2thd", "2bthd", "bthd"])
+@pytest.mark.parametrize("block_tokens", [16, 48, 256])
+@pytest.mark.parametrize("name", ["lynx", "nested", "bf16"])
+def test_paged_caches_are_read_and_written_in_place(name: str, layout: Any, block_tokens: int) -> None:
+    cupy = _cupy()
+    rng = np.random.default_rng(3)
+    codec, heads, size, tokens = get_codec(name), 2, 64, 700
+    blocks = -(-tokens // block_tokens)
+    spare = blocks + 3
+    table = rng.permutation(spare)[:blocks]
+    axes = {"b2thd": (spare, 2, block_tokens), "2bthd": (2, spare, block_tokens), "bthd": (spare, block_tokens)}
+    cache = rng.standard_normal((*axes[layout], heads, size)).astype(np.float32)
+    bits = _as_dtype(cache, "bfloat16")
+    shapes = [PageShape(256, heads, size, 4, 0, 5), PageShape(256, heads, size, 0, 0, 0), PageShape(188, heads, size)]
+    jobs, fine, start = [], [], 0
+    for shape in shapes:
+        jobs.append(PageJob(start, shape, sum(map(len, fine))))
+        fine.append(_fine(rng, shape))
+        start += shape.tokens
+    for kind in ("key", "value"):
+        index = 0 if kind == "key" or layout == "bthd" else 1
+        part = {"b2thd": lambda a, i=index: a[:, i], "2bthd": lambda a, i=index: a[i], "bthd": lambda a: a}[layout]
+        flat = part(bits)[table].reshape(-1, heads, size)
+        device_codec = DeviceCodec(codec, 0)
+        view = paged_view(_device(bits), kind, table.tolist(), tokens, layout=layout)
+        found = _encode_on_device(device_codec, view, jobs, np.concatenate(fine))
+        for job, streams, positions in zip(jobs, found, fine, strict=True):
+            page = flat[job.start : job.start + job.shape.tokens]
+            assert streams == _encode_on_cpu(codec, page, job.shape, positions)
+        target = cupy.asarray(np.full_like(bits, 0x1234))
+        device_table = cupy.asarray(table.astype(np.int32))
+        view = paged_view(target, kind, device_table, tokens, layout=layout)
+        _decode_on_device(device_codec, view, jobs, found)
+        expected = np.full_like(bits, 0x1234)
+        for job, streams in zip(jobs, found, strict=True):
+            out = np.zeros(job.shape.array_shape, np.uint16)
+            codec.decode([memoryview(s) for s in streams], job.shape, out)
+            for token in range(job.shape.tokens):
+                block, row = divmod(job.start + token, block_tokens)
+                part(expected)[table[block], row] = out[token]
+        assert np.array_equal(target.get(), expected)
+
+
+@pytest.mark.parametrize("name", ["bf16", "int4", "lynx", "nested"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_first_value_that_is_not_finite_is_named(name: str, dtype: str) -> None:
+    codec, shape = get_codec(name), PageShape(256, 2, 40, 4, 3)
+    device_codec = DeviceCodec(codec, 0)
+    rng = np.random.default_rng(11)
+    for bad in (np.nan, np.inf, -np.inf):
+        values = rng.standard_normal(shape.array_shape).astype(np.float32)
+        for token, head, channel in rng.integers((0, 0, 0), shape.array_shape, (3, 3)):
+            values[token, head, channel] = bad
+        page = (values.view(np.uint32) >> 16).astype(np.uint16) if dtype == "bfloat16" else values.astype(dtype)
+        with pytest.raises(NonFiniteError) as expected:
+            _encode_on_cpu(codec, page, shape, np.empty(0, np.int32))
+        view = device_view(_device(page), dtype=dtype)
+        with pytest.raises(NonFiniteError) as found:
+            _encode_on_device(device_codec, view, [PageJob(0, shape)], np.empty(0, np.int32))
+        for name_of in ("token", "head", "channel"):
+            assert getattr(found.value, name_of) == getattr(expected.value, name_of)
+        assert str(found.value) == str(expected.value)
+
+
+def test_bytes_that_are_no_page_are_refused() -> None:
+    codec, shape = get_codec("nested", bits=[4, 4], chunk=128), PageShape(256, 2, 64, 4, 0, 5)
+    device_codec = DeviceCodec(codec, 0)
+    rng = np.random.default_rng(1)
+    page = _as_dtype(_values(rng, shape, "plain"), "bfloat16")
+    good = _encode_on_cpu(codec, page, shape, _fine(rng, shape))
+    at = codec.sections(shape, False)  # type: ignore[attr-defined]
+    changes = {
+        "header": (0, b"?"),
+        "page minimum": (at.page_low, b"\xc0\x7f"),
+        "page scale": (at.page_scale, b"\x00\xff"),
+        "raw": (at.raw, b"\x80\x7f"),
+        "position": (at.fine_positions, b"\x00\x00"),
+    }
+    for where, new in changes.values():
+        anchor = bytearray(good[0])
+        anchor[where : where + len(new)] = new
+        target = _device(np.zeros(shape.array_shape, np.uint16))
+        with pytest.raises(CodecError):
+            _decode_on_device(device_codec, device_view(target), [PageJob(0, shape)], [[bytes(anchor), good[1]]])
+    with pytest.raises(CodecError):
+        _decode_on_device(device_codec, device_view(target), [PageJob(0, shape)], [[good[0], good[1][:-1]]])
+
+
+def test_torch_tensors_go_in_and_out_without_copies() -> None:
+    torch = pytest.importorskip("torch")
+    codec, shape = get_codec("lynx"), PageShape(256, 4, 64)
+    whole = torch.randn(256, 6, 64, device="cuda", dtype=torch.bfloat16)
+    part = whole[:, 1:5]
+    view = device_view(part)
+    assert view.pointer == part.data_ptr()
+    device_codec = DeviceCodec(codec, 0)
+    torch.cuda.synchronize()
+    streams = _encode_on_device(device_codec, view, [PageJob(0, shape)], np.empty(0, np.int32))
+    page = part.contiguous().view(torch.int16).cpu().numpy().view(np.uint16)
+    assert streams[0] == _encode_on_cpu(codec, page, shape, np.empty(0, np.int32))
+    target = torch.zeros_like(whole)
+    _decode_on_device(device_codec, device_view(target[:, 1:5]), [PageJob(0, shape)], streams)
+    out = np.zeros(shape.array_shape, np.uint16)
+    codec.decode([memoryview(s) for s in streams[0]], shape, out)
+    assert np.array_equal(target[:, 1:5].contiguous().view(torch.int16).cpu().numpy().view(np.uint16), out)
+    assert not target[:, 0].any()
+    assert not target[:, 5].any()
