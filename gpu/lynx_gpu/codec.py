@@ -11,6 +11,7 @@ from lynx_codec import CodecError, PageShape
 from lynx_codec.codecs import AffineCodec, Bfloat16Codec, LynxCodec, PageCodec
 from lynx_codec.layout import HEADER_BYTES
 from lynx_codec.nested import WIDTHS_BYTES, NestedCodec
+from lynx_gpu.exact import MAX_EXACT_VALUES, check_exact, decode_exact, decode_scratch, encode_exact, encode_scratch
 from lynx_gpu.modules import cupy, kernel
 from lynx_gpu.plan import BatchPlan, PageJob
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from lynx_codec import Codec
+    from lynx_gpu.exact import Launch
     from lynx_gpu.views import DeviceView
 
 __all__ = ["DeviceCodec", "has_kernels"]
@@ -41,10 +43,13 @@ def has_kernels(codec: Codec, shape: PageShape | None = None) -> bool:
 
     Composite codecs and those of other systems have no kernels; pages of very many chunks are too long for them.
     """
-    if type(codec) not in (LynxCodec, AffineCodec, Bfloat16Codec, NestedCodec) or codec.variable_streams:
+    if type(codec) not in (LynxCodec, AffineCodec, Bfloat16Codec, NestedCodec):
         return False
     assert isinstance(codec, PageCodec)
-    return shape is None or _shared_bytes(codec, shape) <= _MAX_SHARED_BYTES
+    if shape is None:
+        return True
+    too_large = bool(codec.variable_streams) and shape.coded_tokens * shape.channels > MAX_EXACT_VALUES
+    return not too_large and _shared_bytes(codec, shape) <= _MAX_SHARED_BYTES
 
 
 class DeviceCodec:
@@ -92,6 +97,8 @@ class DeviceCodec:
         Buffers must stay as they are until the stream has done this; nothing is known of it before.
         """
         self._check(view, plan)
+        if self.codec.variable_streams and view.dtype == "float32":
+            raise CodecError("nested: an exact stream is for float16 and bfloat16 pages, not for float32")
         if fine is None and any(job.shape.fine for job in plan.jobs) and len(self.codec.row_bits) > 1:
             raise CodecError("pages with fine tokens are encoded, but their positions are not given")
         common = self._common(view, plan)
@@ -107,6 +114,9 @@ class DeviceCodec:
             shared = max(_shared_bytes(self.codec, job.shape) for job in plan.jobs)
             self._launch("encode.cu", "encode_pages", view, (tiles, len(plan.jobs)), shared, arguments)
             self._launch("encode.cu", "encode_wide_pages", view, (len(plan.jobs), 1), shared, arguments)
+            if self.codec.variable_streams:
+                scratch = cupy().empty(len(plan.jobs) * encode_scratch(plan), np.uint8)
+                encode_exact(self._exact_launch(view), plan, common, out, scratch.data.ptr)
 
     def decode(
         self, plan: BatchPlan, hosts: Sequence[Sequence[memoryview]], data: int, view: DeviceView, stream: Any
@@ -133,8 +143,11 @@ class DeviceCodec:
         known = len(hosts[0])
         if len(hosts) != len(plan.jobs) or any(len(streams) != known for streams in hosts):
             raise CodecError("the same number of streams of every page is needed")
+        exact = known - 1 in self.codec.variable_streams
         for job, streams in zip(plan.jobs, hosts, strict=True):
             self.codec.check_streams(streams, job.shape)
+            if exact:
+                check_exact(streams[-1], job.shape)
         return known
 
     def decode_checked(self, plan: BatchPlan, known: int, data: int, view: DeviceView, stream: Any) -> None:
@@ -154,6 +167,11 @@ class DeviceCodec:
             tail = (np.uint64(data), np.uint64(data))
             if isinstance(self.codec, Bfloat16Codec):
                 self._launch("raw.cu", "decode_raw", view, self._raw_grid(view, plan), 0, (*common, *tail))
+                return
+            if exact:
+                scratch = cupy().empty(len(plan.jobs) * decode_scratch(plan), np.uint8)
+                lengths = [len(streams[-1]) for streams in hosts]
+                decode_exact(self._exact_launch(view), plan, lengths, common, data, scratch.data.ptr)
                 return
             groups = view.heads * _padded(view.head_size) // _LANE_CHANNELS
             grid = (-(-groups // _WARP_LANES), len(plan.jobs))
@@ -205,11 +223,20 @@ class DeviceCodec:
         shared_bytes: int,
         arguments: tuple[Any, ...],
         *more: tuple[str, int],
+        threads: int = _BLOCK_THREADS,
     ) -> None:
         function = kernel(self.device, file, name, (*_shape_defines(view), *_codec_defines(self.codec), *more))
         if shared_bytes > function.max_dynamic_shared_size_bytes:
             function.max_dynamic_shared_size_bytes = _MAX_SHARED_BYTES
-        function(grid, (_BLOCK_THREADS,), arguments, shared_mem=shared_bytes)
+        function(grid, (threads,), arguments, shared_mem=shared_bytes)
+
+    def _exact_launch(self, view: DeviceView) -> Launch:
+        def launch(
+            name: str, grid: tuple[int, int], threads: int, shared_bytes: int, arguments: tuple[Any, ...]
+        ) -> None:
+            self._launch("exact.cu", name, view, grid, shared_bytes, arguments, threads=threads)
+
+        return launch
 
     def _raw_grid(self, view: DeviceView, plan: BatchPlan) -> tuple[int, int]:
         tokens = max(job.shape.tokens for job in plan.jobs)

@@ -14,7 +14,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["EmulatorError", "Library", "compile_kernels"]
+__all__ = ["EmulatorError", "Library", "compile_kernels", "compile_text"]
 
 EMULATOR = Path(__file__).parent / "emulator"
 COMPILER = ("g++", "-std=c++17", "-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-fPIC", "-U_FORTIFY_SOURCE")
@@ -76,6 +76,14 @@ def compile_kernels(sources: Sequence[Path | str], defines: Mapping[str, object]
         return _compile(Path(folder), sources, defines or {})
 
 
+def compile_text(text: str, defines: Mapping[str, object] | None = None) -> Library:
+    """Kernels of one CUDA text without includes of its own."""
+    with tempfile.TemporaryDirectory(prefix="cuda-emulator-") as folder:
+        source = Path(folder) / "text.cu"
+        source.write_text(text)
+        return compile_kernels([source], defines)
+
+
 def _compile(folder: Path, sources: Sequence[Path | str], defines: Mapping[str, object]) -> Library:
     paths = [Path(source).resolve() for source in sources]
     lines = []
@@ -117,6 +125,8 @@ def _value(argument: Any) -> np.ndarray:
     """The bytes of one argument, as an array."""
     if isinstance(argument, np.generic):
         return np.frombuffer(argument.tobytes(), dtype=np.uint8)
+    if isinstance(argument, np.ndarray) and argument.dtype.names:
+        return argument
     if isinstance(argument, np.ndarray):
         return np.array([argument.ctypes.data], dtype=np.uint64)
     if isinstance(argument, int) and not isinstance(argument, bool):

@@ -5,9 +5,9 @@
 //   library = compile_kernels([path, ...], defines={"NAME": 1})    all kernels of these .cu files; includes are found beside them
 //   library.launch("kernel", grid, block, args, shared_bytes=0, order=0)
 //
-// grid and block are whole numbers or tuples; args are numpy arrays (their address is passed; contiguous or not), numpy
-// scalars (by value), numpy.void scalars (structs by value), Array-likes with `.ctypes`, and whole numbers (64 bits: an
-// address, size_t or long long), as CuPy's RawKernel takes them; sizes are checked against the kernel's parameters.
+// grid and block are whole numbers or tuples. args are numpy arrays (their address is passed), numpy scalars and arrays of
+// structs (by value), and whole numbers (64 bits: an address, size_t or long long); their sizes are checked against the
+// kernel's parameters. emulated_cupy.py gives all that the look of CuPy, so that whole launchers can be tested.
 // `order` 0 runs the threads of a block, and the blocks, in order; 1 in reverse; others shuffle them with that seed: a
 // kernel without races gives the same bytes in all orders. An error of the kernel (a barrier that not all threads reach,
 // a warp operation whose lanes disagree, __trap, assert) raises EmulatorError. Shared memory holds garbage at first.

@@ -1,0 +1,129 @@
+"""As much of CuPy as lynx_gpu uses, on the CPU: kernels run in the emulator, "device memory" is that of numpy arrays."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from contextlib import contextmanager
+from functools import lru_cache
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from cuda_emulator import Library, compile_text
+
+from lynx_gpu import modules
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+__all__ = ["EmulatedArray", "emulated_cupy"]
+
+_GUARD_BYTES = 256
+_GUARD = 0xC7
+STATIC_SHARED_BYTES = 48 << 10
+"""Dynamic shared memory that a kernel may have without asking for more."""
+
+
+class EmulatedArray:
+    """An array in "device memory", with guards at both ends."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self._whole = np.full(values.nbytes + 2 * _GUARD_BYTES + 256, _GUARD, np.uint8)
+        first = -self._whole.ctypes.data % 256 + _GUARD_BYTES
+        self._first, self._stop = first, first + values.nbytes
+        self.host = self._whole[first : self._stop].view(values.dtype).reshape(values.shape)
+        self.host[...] = values
+        self.shape, self.dtype, self.ndim = values.shape, values.dtype, values.ndim
+        self.data = SimpleNamespace(ptr=self.host.ctypes.data)
+        self.flags = SimpleNamespace(c_contiguous=True)
+        self.device = SimpleNamespace(id=0)
+        strides = None
+        self.__cuda_array_interface__ = {
+            "shape": values.shape,
+            "typestr": values.dtype.str,
+            "data": (self.data.ptr, False),
+            "strides": strides,
+            "version": 3,
+        }
+
+    def __len__(self) -> int:
+        return int(self.shape[0])
+
+    def get(self) -> np.ndarray:
+        """A host copy; all that kernels wrote beside the array is found here."""
+        assert np.all(self._whole[: self._first] == _GUARD), "a kernel wrote before the array"
+        assert np.all(self._whole[self._stop :] == _GUARD), "a kernel wrote behind the array"
+        return self.host.copy()
+
+    def set(self, values: np.ndarray, stream: object = None) -> None:
+        """Copy from the host."""
+        self.host[...] = values
+
+
+class _Context:
+    """A device or stream: nothing to wait for here."""
+
+    ptr = 0
+
+    def __init__(self, *_: object, **__: object) -> None: ...
+    def __enter__(self) -> _Context:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+    def synchronize(self) -> None: ...
+
+
+class _Function:
+    def __init__(self, library: Library, name: str, order: int) -> None:
+        self.max_dynamic_shared_size_bytes = STATIC_SHARED_BYTES
+        self._library, self._name, self._order = library, name, order
+
+    def __call__(self, grid: Sequence[int], block: Sequence[int], args: Sequence[Any], *, shared_mem: int = 0) -> None:
+        assert shared_mem <= self.max_dynamic_shared_size_bytes
+        told = [np.uint64(a.data.ptr) if isinstance(a, EmulatedArray) else a for a in args]
+        self._library.launch(self._name, grid, block, told, shared_bytes=shared_mem, order=self._order)
+
+
+@lru_cache(maxsize=64)
+def _library(code: str, options: tuple[str, ...]) -> Library:
+    return compile_text(code, dict(option[2:].split("=", 1) for option in options if option.startswith("-D")))
+
+
+@contextmanager
+def emulated_cupy(order: int = 0) -> Iterator[Any]:
+    """`import cupy` gives this within the context; threads run in the emulator's `order`."""
+    module: Any = ModuleType("cupy")
+    module.uint8, module.int32 = np.uint8, np.int32
+    module.asarray = module.array = lambda values, dtype=None: EmulatedArray(np.ascontiguousarray(values, dtype=dtype))
+    module.empty = lambda shape, dtype: EmulatedArray(np.full(shape, 0xA5, np.uint8).astype(dtype))
+    module.full = lambda shape, value, dtype: EmulatedArray(np.full(shape, value, dtype))
+    module.RawModule = lambda *, code, options: SimpleNamespace(
+        get_function=lambda name: _Function(_library(code, options), name, order)
+    )
+    module.cuda = SimpleNamespace(
+        Device=_Context,
+        Stream=_Context,
+        get_current_stream=_Context,
+        runtime=SimpleNamespace(
+            memsetAsync=lambda at, value, size, stream: ctypes.memset(at, value, size),
+            getDeviceCount=lambda: 1,
+            pointerGetAttributes=lambda pointer: SimpleNamespace(device=0),
+            CUDARuntimeError=RuntimeError,
+        ),
+    )
+    before = sys.modules.get("cupy")
+    sys.modules["cupy"] = module
+    _forget()
+    try:
+        yield module
+    finally:
+        del sys.modules["cupy"]
+        if before is not None:
+            sys.modules["cupy"] = before
+        _forget()
+
+
+def _forget() -> None:
+    modules.kernel.cache_clear()
+    modules._module.cache_clear()
