@@ -126,7 +126,9 @@ class DeviceCodec:
         Raises:
             CodecError: the bytes are no pages of this codec and these shapes; nothing was enqueued.
         """
-        self.decode_checked(plan, self.check(plan, hosts), data, view, stream)
+        known = self.check(plan, hosts)
+        exact_bytes = [len(streams[-1]) for streams in hosts]
+        self.decode_checked(plan, known, data, view, stream, exact_bytes=exact_bytes)
 
     def check(self, plan: BatchPlan, hosts: Sequence[Sequence[memoryview]]) -> int:
         """What the host can check of received pages: lengths, headers, positions of fine tokens.
@@ -150,7 +152,16 @@ class DeviceCodec:
                 check_exact(streams[-1], job.shape)
         return known
 
-    def decode_checked(self, plan: BatchPlan, known: int, data: int, view: DeviceView, stream: Any) -> None:
+    def decode_checked(
+        self,
+        plan: BatchPlan,
+        known: int,
+        data: int,
+        view: DeviceView,
+        stream: Any,
+        *,
+        exact_bytes: Sequence[int] = (),
+    ) -> None:
         """Enqueue the decoding of bytes that `check` has seen.
 
         Args:
@@ -159,6 +170,7 @@ class DeviceCodec:
                 to its beginning: copy it to the host behind this and give it to `plan.check`.
             view: written when the kernels run.
             stream: a CuPy stream of this device.
+            exact_bytes: length of the last stream of each page, if that is the exact one.
         """
         self._check(view, plan)
         common = self._common(view, plan)
@@ -168,10 +180,9 @@ class DeviceCodec:
             if isinstance(self.codec, Bfloat16Codec):
                 self._launch("raw.cu", "decode_raw", view, self._raw_grid(view, plan), 0, (*common, *tail))
                 return
-            if exact:
+            if known - 1 in self.codec.variable_streams:
                 scratch = cupy().empty(len(plan.jobs) * decode_scratch(plan), np.uint8)
-                lengths = [len(streams[-1]) for streams in hosts]
-                decode_exact(self._exact_launch(view), plan, lengths, common, data, scratch.data.ptr)
+                decode_exact(self._exact_launch(view), plan, exact_bytes, common, data, scratch.data.ptr)
                 return
             groups = view.heads * _padded(view.head_size) // _LANE_CHANNELS
             grid = (-(-groups // _WARP_LANES), len(plan.jobs))

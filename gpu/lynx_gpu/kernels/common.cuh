@@ -32,6 +32,8 @@ typedef long long i64;
 #define RAW_AT 6                          // offsets in the page header
 #define FLAGS_AT 7
 #define TOKENS_AT 8
+#define HEADS_AT 10
+#define SIZE_AT 12
 #define RAW_HEAD_AT 14
 #define RAW_TAIL_AT 16
 #define FINE_AT 24
@@ -284,6 +286,10 @@ __device__ __forceinline__ void write_header(u8 *to, const u8 *header, int bytes
             byte = wide;
         else if (i >= TOKENS_AT && i < TOKENS_AT + 2)
             byte = (u32)job.tokens >> 8 * (i - TOKENS_AT);
+        else if (i >= HEADS_AT && i < HEADS_AT + 2)
+            byte = (u32)HEADS >> 8 * (i - HEADS_AT);
+        else if (i >= SIZE_AT && i < SIZE_AT + 2)
+            byte = (u32)SIZE >> 8 * (i - SIZE_AT);
         else if (i >= RAW_HEAD_AT && i < RAW_HEAD_AT + 2)
             byte = (u32)job.raw_head >> 8 * (i - RAW_HEAD_AT);
         else if (i >= RAW_TAIL_AT && i < RAW_TAIL_AT + 2)
