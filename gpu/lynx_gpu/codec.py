@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["DeviceCodec", "has_kernels"]
 
 _KINDS = {"float32": 0, "bfloat16": 1, "float16": 2}
+_STRIDED, _PACKED, _PAGED = 0, 1, 2
 _BLOCK_THREADS = 256
 _TILE_CHANNELS = 64
 """Of a block of the encoder."""
@@ -185,10 +186,10 @@ class DeviceCodec:
                 decode_exact(self._exact_launch(view), plan, exact_bytes, common, data, scratch.data.ptr)
                 return
             groups = view.heads * _padded(view.head_size) // _LANE_CHANNELS
-            grid = (-(-groups // _WARP_LANES), len(plan.jobs))
-            shared = 4 * max(job.shape.tokens for job in plan.jobs) if len(self.codec.row_bits) > 1 else 0
+            slabs = -(-max(job.shape.tokens for job in plan.jobs) // _BLOCK_THREADS)
+            grid = (-(-groups // _WARP_LANES), len(plan.jobs), max(slabs, 1))
             arguments = (*common, self._full(), *tail)
-            self._launch("decode.cu", "decode_pages", view, grid, shared, arguments, ("KNOWN", known))
+            self._launch("decode.cu", "decode_pages", view, grid, 0, arguments, ("KNOWN", known))
 
     def _make_plan(self, jobs: tuple[PageJob, ...]) -> BatchPlan:
         if not 1 <= len(jobs) <= _MAX_PAGES:
@@ -230,7 +231,7 @@ class DeviceCodec:
         file: str,
         name: str,
         view: DeviceView,
-        grid: tuple[int, int],
+        grid: tuple[int, ...],
         shared_bytes: int,
         arguments: tuple[Any, ...],
         *more: tuple[str, int],
@@ -313,16 +314,18 @@ def _codec_defines(codec: PageCodec) -> tuple[tuple[str, int | str], ...]:
 
 
 @lru_cache(maxsize=256)
-def _shape_key(dtype: str, heads: int, head_size: int, paired: bool, paged: bool) -> tuple[tuple[str, int | str], ...]:
+def _shape_key(dtype: str, heads: int, head_size: int, paired: bool, rows: int) -> tuple[tuple[str, int | str], ...]:
     return (
         ("KIND", _KINDS[dtype]),
         ("HEADS", heads),
         ("SIZE", head_size),
         ("VECTOR", int(paired)),
-        ("PAGED", int(paged)),
+        ("ROWS", rows),
     )
 
 
 def _shape_defines(view: DeviceView) -> tuple[tuple[str, int | str], ...]:
     """The macros of kernels/common.cuh."""
-    return _shape_key(view.dtype, view.heads, view.head_size, view.paired, view.block_tokens > 0)
+    packed = (view.token_stride, view.head_stride) == (view.heads * view.head_size, view.head_size)
+    rows = _PAGED if view.block_tokens else _PACKED if packed else _STRIDED
+    return _shape_key(view.dtype, view.heads, view.head_size, view.paired, rows)

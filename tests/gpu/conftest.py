@@ -4,5 +4,27 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+from emulated_cupy import emulated_cupy  # noqa: E402
+
+from lynx_gpu import device_count  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(params=["emulated", "emulated, reversed", pytest.param("device", marks=pytest.mark.gpu)])
+def cupy(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """CuPy: of the emulator, whose threads run in two orders, and that of a device."""
+    if request.param != "device":
+        with emulated_cupy(int("reversed" in request.param)) as module:
+            yield module
+    elif device_count() == 0:
+        pytest.skip("no CUDA device")
+    else:
+        yield pytest.importorskip("cupy")

@@ -61,6 +61,10 @@ class EmulatedArray:
         self.host[...] = values
 
 
+def _array(values: Any, dtype: Any = None) -> EmulatedArray:
+    return values if isinstance(values, EmulatedArray) else EmulatedArray(np.ascontiguousarray(values, dtype=dtype))
+
+
 class _Context:
     """A device or stream: nothing to wait for here."""
 
@@ -95,7 +99,7 @@ def emulated_cupy(order: int = 0) -> Iterator[Any]:
     """`import cupy` gives this within the context; threads run in the emulator's `order`."""
     module: Any = ModuleType("cupy")
     module.uint8, module.int32 = np.uint8, np.int32
-    module.asarray = module.array = lambda values, dtype=None: EmulatedArray(np.ascontiguousarray(values, dtype=dtype))
+    module.asarray = module.array = _array
     module.empty = lambda shape, dtype: EmulatedArray(np.full(shape, 0xA5, np.uint8).astype(dtype))
     module.full = lambda shape, value, dtype: EmulatedArray(np.full(shape, value, dtype))
     module.RawModule = lambda *, code, options: SimpleNamespace(

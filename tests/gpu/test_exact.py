@@ -29,7 +29,9 @@ def encode(codec: Any, page: np.ndarray, shape: PageShape, fine: np.ndarray) -> 
     return [bytes(buffer[:size]) for buffer, size in zip(buffers, sizes, strict=True)]
 
 
-def encode_on_device(cupy: Any, codec: Any, page: np.ndarray, jobs: list[PageJob], fine: np.ndarray) -> list[list[bytes]]:
+def encode_on_device(
+    cupy: Any, codec: Any, page: np.ndarray, jobs: list[PageJob], fine: np.ndarray
+) -> list[list[bytes]]:
     device_codec = DeviceCodec(codec, 0)
     plan = device_codec.plan(jobs)
     piece = cupy.full(plan.total_bytes, 0xA5, cupy.uint8)
@@ -46,12 +48,16 @@ def encode_on_device(cupy: Any, codec: Any, page: np.ndarray, jobs: list[PageJob
             host[offset : offset + most] = 0xA5
     # The last word of a stream may be written whole.
     ends = [offset + most for spans in plan.spans for offset, most in spans]
-    beside = np.setdiff1d(np.flatnonzero(host[plan.status_bytes :] != 0xA5) + plan.status_bytes, [e + i for e in ends for i in range(3)])
+    beside = np.setdiff1d(
+        np.flatnonzero(host[plan.status_bytes :] != 0xA5) + plan.status_bytes, [e + i for e in ends for i in range(3)]
+    )
     assert beside.size == 0
     return found
 
 
-def decode_on_device(cupy: Any, codec: Any, jobs: list[PageJob], streams: list[list[bytes]], out: np.ndarray) -> np.ndarray:
+def decode_on_device(
+    cupy: Any, codec: Any, jobs: list[PageJob], streams: list[list[bytes]], out: np.ndarray
+) -> np.ndarray:
     device_codec = DeviceCodec(codec, 0)
     plan = device_codec.plan(jobs)
     host = np.full(plan.total_bytes, 0xA5, np.uint8)
@@ -91,7 +97,12 @@ def to_bits(values: np.ndarray, dtype: str) -> np.ndarray:
 
 
 SHAPES = {
-    (64, 4): [PageShape(40, 2, 20, 3, 2, 5), PageShape(150, 2, 20, 0, 0, 0), PageShape(0, 2, 20), PageShape(5, 2, 20, 3, 2)],
+    (64, 4): [
+        PageShape(40, 2, 20, 3, 2, 5),
+        PageShape(150, 2, 20, 0, 0, 0),
+        PageShape(0, 2, 20),
+        PageShape(5, 2, 20, 3, 2),
+    ],
     (16, 3): [PageShape(37, 5, 61, 1, 0, 9)],
 }
 

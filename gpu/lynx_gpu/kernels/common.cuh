@@ -5,7 +5,7 @@
 //   KIND             elements of the page in device memory: 0 float32, 1 bfloat16, 2 float16
 //   HEADS, SIZE      heads of a page, values of a head
 //   VECTOR           rows are aligned: two 16-bit elements (one float2) can be read at once
-//   PAGED            rows are found through a block table
+//   ROWS             how tokens lie: 0 a stride apart, 1 one behind the other, 2 in blocks that a table names
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -66,15 +66,27 @@ struct View {
 __device__ __forceinline__ float as_float(u32 bits) { return __uint_as_float(bits); }
 __device__ __forceinline__ u32 as_bits(float value) { return __float_as_uint(value); }
 
+#define PACKED 1
+#define PAGED 2
+#define ITEM (KIND == FLOAT32 ? 4 : 2)
+
 // First element of a token.
 __device__ __forceinline__ i64 row_of(const View &view, int token)
 {
-#if PAGED
+#if ROWS == PAGED
     const int block = token / view.block_tokens;
     return view.block_table[block] * view.block_stride + (token - block * view.block_tokens) * view.token_stride;
+#elif ROWS == PACKED
+    return (i64)token * CHANNELS;
 #else
     return token * view.token_stride;
 #endif
+}
+
+// First element of a channel in any token.
+__device__ __forceinline__ i64 column_of(const View &view, int head, int position)
+{
+    return head * (ROWS == PACKED ? SIZE : view.head_stride) + position;
 }
 
 // ---- 16-bit floats
@@ -199,6 +211,19 @@ __device__ __forceinline__ u32 raw_pair(Pair pair)
     return to_bfloat16(pair.low, pair.high);
 #else
     return pair;
+#endif
+}
+
+// Two whole numbers, cut off at 0 and 255, as the lower bytes of a word with `above` over them.
+__device__ __forceinline__ u32 pack_saturated(int first, int second, u32 above)
+{
+#ifdef __CUDA_ARCH__
+    u32 packed;
+    asm("cvt.pack.sat.u8.s32.b32 %0, %1, %2, %3;" : "=r"(packed) : "r"(second), "r"(first), "r"(above));
+    return packed;
+#else
+    const u32 a = (u32)min(max(first, 0), 255), b = (u32)min(max(second, 0), 255);
+    return a | b << 8 | above << 16;
 #endif
 }
 
@@ -328,13 +353,14 @@ template <int WIDTH> __device__ __forceinline__ int plane_bytes(Group group)
     return SIZE % 8 == 0 || left > WIDTH ? WIDTH : left;
 }
 
-template <int WIDTH> __device__ __forceinline__ void store_plane(u8 *row, Group group, u64 bits)
+// ALIGNED: rows and their planes are known to begin at multiples of 4, heads to be whole groups.
+template <int WIDTH, bool ALIGNED> __device__ __forceinline__ void store_plane(u8 *row, Group group, u64 bits)
 {
     u8 *to = row + plane_at<WIDTH>(group);
-    const int count = plane_bytes<WIDTH>(group);
-    if (count == WIDTH && ((u64)to & (WIDTH - 1)) == 0) {
+    const int count = ALIGNED ? WIDTH : plane_bytes<WIDTH>(group);
+    if (ALIGNED || (count == WIDTH && ((u64)to & (WIDTH - 1)) == 0)) {
         if constexpr (WIDTH == 8)
-            *(u64 *)to = bits;
+            *(uint2 *)to = make_uint2((u32)bits, (u32)(bits >> 32));
         else if constexpr (WIDTH == 4)
             *(u32 *)to = (u32)bits;
         else if constexpr (WIDTH == 2)
@@ -347,11 +373,11 @@ template <int WIDTH> __device__ __forceinline__ void store_plane(u8 *row, Group 
     }
 }
 
-template <int WIDTH> __device__ __forceinline__ u64 load_plane(const u8 *row, Group group)
+template <int WIDTH, bool ALIGNED> __device__ __forceinline__ u64 load_plane(const u8 *row, Group group)
 {
     const u8 *from = row + plane_at<WIDTH>(group);
-    const int count = plane_bytes<WIDTH>(group);
-    if (count == WIDTH && ((u64)from & (WIDTH - 1)) == 0) {
+    const int count = ALIGNED ? WIDTH : plane_bytes<WIDTH>(group);
+    if (ALIGNED || (count == WIDTH && ((u64)from & (WIDTH - 1)) == 0)) {
         if constexpr (WIDTH == 8)
             return *(const u64 *)from;
         else if constexpr (WIDTH == 4)
@@ -388,24 +414,25 @@ __device__ __forceinline__ u32 pack1(u32 codes)
 }
 
 // The BITS bits above bit SHIFT of 8 codes into their places in a row.
-template <int BITS, int SHIFT> __device__ __forceinline__ void store_codes(u8 *row, Group group, u32 low, u32 high)
+template <int BITS, int SHIFT, bool ALIGNED>
+__device__ __forceinline__ void store_codes(u8 *row, Group group, u32 low, u32 high)
 {
     if constexpr (BITS == 8) {
-        store_plane<8>(row, group, low | (u64)high << 32);
+        store_plane<8, ALIGNED>(row, group, low | (u64)high << 32);
         return;
     }
     if constexpr ((BITS & 4) != 0) {
         const int shift = SHIFT + (BITS & 3);
-        store_plane<4>(row, group, __byte_perm(pack4(low >> shift), pack4(high >> shift), 0x6420));
+        store_plane<4, ALIGNED>(row, group, __byte_perm(pack4(low >> shift), pack4(high >> shift), 0x6420));
         row += plane_row(4);
     }
     if constexpr ((BITS & 2) != 0) {
         const int shift = SHIFT + (BITS & 1);
-        store_plane<2>(row, group, pack2(low >> shift) | pack2(high >> shift) << 8);
+        store_plane<2, ALIGNED>(row, group, pack2(low >> shift) | pack2(high >> shift) << 8);
         row += plane_row(2);
     }
     if constexpr ((BITS & 1) != 0)
-        store_plane<1>(row, group, pack1(low >> SHIFT) | pack1(high >> SHIFT) << 4);
+        store_plane<1, ALIGNED>(row, group, pack1(low >> SHIFT) | pack1(high >> SHIFT) << 4);
 }
 
 // Planes as they lie in memory: read early, taken apart later.
@@ -414,23 +441,23 @@ template <int BITS> struct Planes {
     u32 four, two, one;
 };
 
-template <int BITS> __device__ __forceinline__ Planes<BITS> load_planes(const u8 *row, Group group)
+template <int BITS, bool ALIGNED> __device__ __forceinline__ Planes<BITS> load_planes(const u8 *row, Group group)
 {
     Planes<BITS> planes;
     if constexpr (BITS == 8) {
-        planes.eight = load_plane<8>(row, group);
+        planes.eight = load_plane<8, ALIGNED>(row, group);
         return planes;
     }
     if constexpr ((BITS & 4) != 0) {
-        planes.four = (u32)load_plane<4>(row, group);
+        planes.four = (u32)load_plane<4, ALIGNED>(row, group);
         row += plane_row(4);
     }
     if constexpr ((BITS & 2) != 0) {
-        planes.two = (u32)load_plane<2>(row, group);
+        planes.two = (u32)load_plane<2, ALIGNED>(row, group);
         row += plane_row(2);
     }
     if constexpr ((BITS & 1) != 0)
-        planes.one = (u32)load_plane<1>(row, group);
+        planes.one = (u32)load_plane<1, ALIGNED>(row, group);
     return planes;
 }
 

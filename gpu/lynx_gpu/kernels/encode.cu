@@ -4,15 +4,20 @@
 #include "pages.cuh"
 
 #define WARPS 8
+#define THREADS (32 * WARPS)
 #define TILE 64
 #define TILES ((GROUPS * 8 + TILE - 1) / TILE)
 #define CELL_SHIFT 14
 #define CELLS 1025
 #define UNIT 16777216.0f
+#define SAFE_SUM 0x1p120f // up to here the sum of a run does not overflow
 
 #ifndef MIN_BLOCKS
 #define MIN_BLOCKS (KIND == FLOAT32 ? 2 : 4)
 #endif
+
+// Every lane of every block has two channels, and rows of codes begin at multiples of 4.
+__device__ constexpr bool whole_tiles() { return SIZE % 8 == 0 && CHANNELS % TILE == 0; }
 
 // Order of floats as that of integers.
 __device__ __forceinline__ int ordered(float value)
@@ -29,19 +34,31 @@ __device__ __forceinline__ float clamp(float code, float top)
     return code < top ? code : top;
 }
 
-// Code of a value, the fraction cut off.
-__device__ __forceinline__ u32 code_of(float value, float base, float per_unit, const int *cells)
+// Code of a value, the fraction cut off; not yet limited to 0 .. 255 in the even codecs. `base` is never +0 in `lynx`, so
+// that the difference never is -0.
+__device__ __forceinline__ int code_of(float value, float base, float per_unit, const int *cells)
 {
 #if LYNX
     const float centred = __fsub_rn(value, base);
-    const float units = fminf(__fmul_rn(fabsf(centred), per_unit), UNIT);
-    const int q = (int)units;
-    const int level = ((cells[q >> CELL_SHIFT] + (q & ((1 << CELL_SHIFT) - 1))) >> CELL_SHIFT) + 7;
-    const u32 sign = centred < 0.0f ? 0xF0u : 0u;
-    return ((u32)(level & 0xF0) ^ sign) | ((u32)(7 - level) & 15u);
+    const int q = (int)fminf(__fmul_rn(fabsf(centred), per_unit), UNIT);
+    const int level = (cells[q >> CELL_SHIFT] + q) >> CELL_SHIFT;
+    return level ^ ((int)as_bits(centred) >> 31 & 0xF0); // the lower four bits are still those of the level
 #else
     const float level = __fadd_rn(__fmul_rn(__fsub_rn(value, base), per_unit), 0.5f);
-    return (u32)fminf(fmaxf(level, 0.0f), TOP);
+    return (int)(TOP < 255.0f ? fminf(level, TOP) : level);
+#endif
+}
+
+// Codes of two tokens, two channels each: bytes.
+__device__ __forceinline__ u32 codes_of(Pair first, Pair second, float2 base, float2 per_unit, const int *cells)
+{
+    const int a = code_of(low_of(first), base.x, per_unit.x, cells), b = code_of(high_of(first), base.y, per_unit.y, cells);
+    const int c = code_of(low_of(second), base.x, per_unit.x, cells), d = code_of(high_of(second), base.y, per_unit.y, cells);
+#if LYNX
+    // 7 - level, modulo 16, is level ^ 7.
+    return __byte_perm(__byte_perm(a, b, 0x0040), __byte_perm(c, d, 0x0040), 0x5410) ^ 0x07070707u;
+#else
+    return pack_saturated(a, b, pack_saturated(c, d, 0));
 #endif
 }
 
@@ -58,174 +75,270 @@ __device__ __forceinline__ void gather_token(u32 a, u32 b, int lane, u32 &low, u
     high = __byte_perm(mine, theirs, upper ? first : second);
 }
 
-template <int STREAM>
-__device__ __forceinline__ void store_streams(u8 *const *rows, const int *fine_rows, int place, u8 *anchor, Group group,
-                                              u32 low, u32 high)
-{
-    if constexpr (STREAM < STREAMS) {
-        constexpr int bits = bits_of_stream(STREAM);
-        u8 *row = place >= 0 ? rows[STREAM] + (i64)place * row_bytes(bits)
-                             : anchor + fine_rows[STREAM] + (i64)~place * row_bytes(bits);
-        store_codes<bits, shift_of_stream(STREAM)>(row, group, low, high);
-        store_streams<STREAM + 1>(rows, fine_rows, place, anchor, group, low, high);
+// Where the rows of each stream begin, and those of its fine tokens.
+struct Rows {
+    u8 *codes[STREAMS], *fine[STREAMS];
+};
+
+// What a block knows while it encodes a tile.
+struct Tile {
+    const View &view;
+    const Job &job;
+    const Sections &at;
+    Status *status;
+    u8 *piece, *anchor;
+    int first, stop;         // coded tokens
+    int channel, there;      // first of the two channels of this lane, and how many there are
+    i64 column;              // their place in a token
+    int lane;
+    int *least, *most;       // [chunk][channel], as ordered integers
+    float *mean, *base, *per_unit;
+    int *places;
+    const int *cells;
+    Group group;             // that this lane writes
+    bool writes;
+
+    __device__ int chunk_of(int token) const { return token / CHUNK - first / CHUNK; }
+
+    __device__ Pair load(int token) const
+    {
+        return load_pair(view.pointer, row_of(view, job.start + token) + column, whole_tiles() ? 2 : there);
     }
+
+    __device__ __forceinline__ void add_extremes(int token, Pair low, Pair high) const
+    {
+        const int k = chunk_of(token) * TILE + 2 * lane;
+        atomicMin(&least[k], ordered(low_of(low)));
+        atomicMin(&least[k + 1], ordered(high_of(low)));
+        atomicMax(&most[k], ordered(low_of(high)));
+        atomicMax(&most[k + 1], ordered(high_of(high)));
+        if (!allowed(low_of(low)) || !allowed(high_of(low)) || !allowed(low_of(high)) || !allowed(high_of(high)))
+            refuse_run(token / RUN * RUN);
+    }
+
+    // Find what is wrong in a run: rare, so it is read again.
+    __device__ void refuse_run(int begin) const
+    {
+        for (int t = max(begin, first); t < min(begin + RUN, stop); t++)
+            refuse_pair(t, load(t));
+    }
+
+    __device__ void refuse_pair(int token, Pair pair) const
+    {
+        if (there > 0 && !allowed(low_of(pair)))
+            refuse(status, token, channel, low_of(pair));
+        if (there > 1 && !allowed(high_of(pair)))
+            refuse(status, token, channel + 1, high_of(pair));
+    }
+
+    __device__ void set_mean(int token, float low_pivot, float high_pivot, float low_total, float high_total, int tokens) const
+    {
+        const float scale = __fdiv_rn((float)RUN, (float)tokens);
+        const int k = chunk_of(token) * TILE + 2 * lane;
+        mean[k] = __fadd_rn(low_pivot, __fmul_rn(low_total, scale));
+        mean[k + 1] = __fadd_rn(high_pivot, __fmul_rn(high_total, scale));
+    }
+
+    // The tokens of a run that not all have codes, or whose chunks end inside of it; raw ones are written.
+    __device__ __forceinline__ void look_at_part(int begin) const
+    {
+        Pair low = infinite_pair(false), high = infinite_pair(true);
+        float low_pivot = 0.0f, high_pivot = 0.0f, low_total = 0.0f, high_total = 0.0f;
+        const int end = min(begin + RUN, job.tokens), from = max(begin, first), until = min(end, stop);
+        for (int t = begin; t < end; t++) {
+            const Pair x = load(t);
+            if (t < first || t >= stop) {
+                refuse_pair(t, x);
+                const int row = t < first ? t : t - stop + first;
+                u8 *const to = anchor + HEADER + 2 * (row * CHANNELS + channel);
+                const u32 both = raw_pair(x);
+                if (there > 0)
+                    store16(to, both & 0xFFFFu);
+                if (there > 1)
+                    store16(to + 2, both >> 16);
+                continue;
+            }
+            low = least_pair(low, x);
+            high = most_pair(high, x);
+            if (LYNX) {
+                if (t == from) {
+                    low_pivot = low_of(x);
+                    high_pivot = high_of(x);
+                }
+                low_total = __fadd_rn(low_total, __fmul_rn(__fsub_rn(low_of(x), low_pivot), 1.0f / RUN));
+                high_total = __fadd_rn(high_total, __fmul_rn(__fsub_rn(high_of(x), high_pivot), 1.0f / RUN));
+            }
+            if (t + 1 == until || (t + 1) % CHUNK == 0) {
+                add_extremes(t, low, high);
+                low = infinite_pair(false);
+                high = infinite_pair(true);
+            }
+        }
+        if (LYNX && until > from)
+            set_mean(from, low_pivot, high_pivot, low_total, high_total, until - from);
+    }
+
+    // All tokens of a run have codes, of one chunk.
+    __device__ __forceinline__ void look_at_run(int begin, const Pair *x) const
+    {
+        Pair low = x[0], high = x[0];
+#pragma unroll
+        for (int i = 1; i < RUN; i++) {
+            low = least_pair(low, x[i]);
+            high = most_pair(high, x[i]);
+        }
+        add_extremes(begin, low, high);
+        if (!LYNX)
+            return;
+        // Added up in the order of the tokens, with weights of 2^-5: these can wait unless the sum overflows, as the bits
+        // of a difference of 16-bit floats do not reach down to where float32 ends.
+        const float low_pivot = low_of(x[0]), high_pivot = high_of(x[0]);
+        float low_total = 0.0f, high_total = 0.0f;
+        const float largest = fmaxf(fmaxf(fabsf(low_of(low)), fabsf(high_of(low))), fmaxf(fabsf(low_of(high)), fabsf(high_of(high))));
+        if (KIND != FLOAT32 && largest <= SAFE_SUM) {
+#pragma unroll
+            for (int i = 1; i < RUN; i++) {
+                low_total = __fadd_rn(low_total, __fsub_rn(low_of(x[i]), low_pivot));
+                high_total = __fadd_rn(high_total, __fsub_rn(high_of(x[i]), high_pivot));
+            }
+            low_total *= 1.0f / RUN;
+            high_total *= 1.0f / RUN;
+        } else {
+#pragma unroll
+            for (int i = 1; i < RUN; i++) {
+                low_total = __fadd_rn(low_total, __fmul_rn(__fsub_rn(low_of(x[i]), low_pivot), 1.0f / RUN));
+                high_total = __fadd_rn(high_total, __fmul_rn(__fsub_rn(high_of(x[i]), high_pivot), 1.0f / RUN));
+            }
+        }
+        set_mean(begin, low_pivot, high_pivot, low_total, high_total, RUN);
+    }
+
+    template <int STREAM, bool ALIGNED>
+    __device__ __forceinline__ void store_later(const Rows &rows, int place, u32 low, u32 high) const
+    {
+        if constexpr (STREAM < STREAMS) {
+            constexpr int bits = bits_of_stream(STREAM);
+            u8 *const first_row = place >= 0 ? rows.codes[STREAM] : rows.fine[STREAM];
+            u8 *const row = first_row + (u32)(place >= 0 ? place : ~place) * (u32)row_bytes(bits);
+            store_codes<bits, shift_of_stream(STREAM), ALIGNED>(row, group, low, high);
+            store_later<STREAM + 1, ALIGNED>(rows, place, low, high);
+        }
+    }
+
+    template <bool ALIGNED>
+    __device__ __forceinline__ void store_token(const Rows &rows, u8 *row, int place, u32 low, u32 high) const
+    {
+        store_codes<bits_of_stream(0), shift_of_stream(0), ALIGNED>(row, group, low, high);
+        store_later<1, ALIGNED>(rows, place, low, high);
+    }
+
+    // Codes of a run, whatever it is.
+    __device__ __forceinline__ void write_part(int begin, const Rows &rows) const
+    {
+        for (int i = 0; i < RUN; i += 4) {
+            u32 codes[4];
+            for (int j = 0; j < 4; j++) {
+                const int t = min(max(begin + i + j, first), stop - 1), k = chunk_of(t) * TILE + 2 * lane;
+                const Pair x = load(t);
+                codes[j] = codes_of(x, x, *(const float2 *)(base + k), *(const float2 *)(per_unit + k), cells);
+            }
+            u32 low, high;
+            gather_token(__byte_perm(codes[0], codes[1], 0x5410), __byte_perm(codes[2], codes[3], 0x5410), lane, low, high);
+            const int t = begin + i + (lane & 3);
+            if (t >= first && t < stop && writes)
+                store_token<false>(rows, rows.codes[0] + (t - first) * row_bytes(bits_of_stream(0)),
+                                   STREAMS > 1 ? places[t] : 0, low, high);
+            __syncwarp();
+        }
+    }
+
+    __device__ __forceinline__ void write_run(int begin, const Pair *x, const Rows &rows) const
+    {
+        const int k = chunk_of(begin) * TILE + 2 * lane;
+        const float2 origin = *(const float2 *)(base + k), units = *(const float2 *)(per_unit + k);
+        u8 *const row = rows.codes[0] + (begin + (lane & 3) - first) * row_bytes(bits_of_stream(0));
+        const int *const place = places + begin + (lane & 3);
+#pragma unroll
+        for (int i = 0; i < RUN; i += 4) {
+            u32 low, high;
+            gather_token(codes_of(x[i], x[i + 1], origin, units, cells), codes_of(x[i + 2], x[i + 3], origin, units, cells),
+                         lane, low, high);
+            store_token<true>(rows, row + i * row_bytes(bits_of_stream(0)), STREAMS > 1 ? place[i] : 0, low, high);
+        }
+    }
+};
+
+// Read all tokens of a run at once.
+__device__ __forceinline__ void load_run(const Tile &tile, int begin, Pair *x)
+{
+#if ROWS == PAGED
+    const i64 own = row_of(tile.view, tile.job.start + begin + tile.lane);
+#pragma unroll
+    for (int i = 0; i < RUN; i++)
+        x[i] = load_pair(tile.view.pointer, __shfl_sync(0xFFFFFFFFu, own, i) + tile.column, whole_tiles() ? 2 : tile.there);
+#else
+    const u8 *row = tile.view.pointer + ITEM * (row_of(tile.view, tile.job.start + begin) + tile.column);
+#pragma unroll
+    for (int i = 0; i < RUN; i++) {
+        x[i] = load_pair(row, ROWS == PACKED ? i * CHANNELS : 0, whole_tiles() ? 2 : tile.there);
+        if (ROWS != PACKED)
+            row += ITEM * tile.view.token_stride;
+    }
+#endif
 }
 
 template <bool WIDE>
-__device__ __forceinline__ void encode_tile(const View &view, const Job &job, int tile, const int *fine_tokens,
+__device__ __forceinline__ void encode_tile(const View &view, const Job &job, int number, const int *fine_tokens,
                                             const u8 *header, const int *cell_table, u8 *piece, Status *status)
 {
     extern __shared__ int shared[];
     __shared__ float page_low[TILE], page_step[TILE], page_inverse[TILE];
     __shared__ int cells[LYNX ? CELLS : 1];
     const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
-    const int first = job.raw_head, stop = job.tokens - job.raw_tail;
+    const int first = job.raw_head, stop = job.tokens - job.raw_tail, tokens = job.tokens;
     const Sections at(job, WIDE);
-    // [chunk][channel]: the extremes, then what codes are made with; the means; then places of tokens in later streams.
+    u8 *const anchor = piece + job.at[0];
+    const int *const fine = fine_tokens + job.fine_at;
+    // The extremes, which what codes are made with takes the place of; the means; places of tokens in later streams.
     int *const least = shared, *const most = least + at.chunks * TILE;
     float *const base = (float *)least, *const per_unit = (float *)most;
     float *const mean = (float *)(most + at.chunks * TILE);
     int *const places = LYNX ? (int *)(mean + at.chunks * TILE) : (int *)mean;
-    u8 *const anchor = piece + job.at[0];
-    const int *const fine = fine_tokens + job.fine_at;
 
-    for (int i = thread; i < at.chunks * TILE; i += 32 * WARPS) {
+    for (int i = thread; i < at.chunks * TILE; i += THREADS) {
         least[i] = 0x7FFFFFFF;
         most[i] = (int)0x80000000;
     }
     if (LYNX)
-        for (int i = thread; i < CELLS; i += 32 * WARPS)
-            cells[i] = cell_table[i];
+        for (int i = thread; i < CELLS; i += THREADS)
+            cells[i] = cell_table[i] - (i << CELL_SHIFT) + (7 << CELL_SHIFT);
     if (STREAMS > 1)
-        for (int t = first + thread; t < stop; t += 32 * WARPS)
+        for (int t = first + thread; t < stop; t += THREADS)
             places[t] = place_of(fine, at.fine, t, first);
-    if (tile == 0) {
+    if (number == 0) {
+        write_header(anchor, header, HEADER, job, WIDE, THREADS);
         if (STREAMS > 1)
-            for (int i = thread; i < at.fine; i += 32 * WARPS)
+            for (int i = thread; i < at.fine; i += THREADS)
                 store16(anchor + at.positions + 2 * i, (u32)fine[i]);
-        write_header(anchor, header, HEADER, job, WIDE, 32 * WARPS);
     }
     __syncthreads();
 
-    // Two channels of this thread: the same for all its tokens.
-    const int pair = tile * (TILE / 2) + lane, head = 2 * pair / PADDED, position = 2 * pair % PADDED;
+    const int pair = number * (TILE / 2) + lane, head = 2 * pair / PADDED, position = 2 * pair % PADDED;
     const int there = head >= HEADS || position >= SIZE ? 0 : position + 1 < SIZE ? 2 : 1;
-    const int channel = head * SIZE + position;
-    const i64 column = head * view.head_stride + position;
-    const int runs = (job.tokens + RUN - 1) / RUN;
+    const int index = number * (TILE / 8) + (lane >> 2);
+    const Tile tile = {view,  job,  at,       status, piece, anchor, first,           stop,          head * SIZE + position,
+                       there, column_of(view, head, position), lane, least, most, mean, base, per_unit, places, cells,
+                       group_of(index), index < GROUPS};
+    const int runs = (tokens + RUN - 1) / RUN;
     Pair x[RUN];
 
     for (int run = warp; run < runs; run += WARPS) {
         const int begin = run * RUN;
-        if (begin + RUN <= job.tokens) {
-#pragma unroll
-            for (int i = 0; i < RUN; i++)
-                x[i] = load_pair(view.pointer, row_of(view, job.start + begin + i) + column, there);
+        if (CHUNK % RUN == 0 && begin >= first && begin + RUN <= stop) {
+            load_run(tile, begin, x);
+            tile.look_at_run(begin, x);
         } else {
-#pragma unroll
-            for (int i = 0; i < RUN; i++)
-                x[i] = begin + i < job.tokens
-                           ? load_pair(view.pointer, row_of(view, job.start + begin + i) + column, there)
-                           : no_pair();
-        }
-        const int from = first > begin ? first - begin : 0;
-        const int until = stop - begin < RUN ? stop - begin : RUN;
-        const bool full = from == 0 && until == RUN;
-        Pair low = infinite_pair(false), high = infinite_pair(true);
-#if CHUNK % RUN == 0
-        if (full) {
-#pragma unroll
-            for (int i = 0; i < RUN; i++) {
-                low = least_pair(low, x[i]);
-                high = most_pair(high, x[i]);
-            }
-        } else {
-#pragma unroll
-            for (int i = 0; i < RUN; i++)
-                if (i >= from && i < until) {
-                    low = least_pair(low, x[i]);
-                    high = most_pair(high, x[i]);
-                }
-        }
-        bool good = allowed(low_of(low)) && allowed(high_of(low)) && allowed(low_of(high)) && allowed(high_of(high));
-        if (until > from && !good) {
-            // The empty half of a lone last channel holds zeros, so what is wrong is a value of the page.
-#pragma unroll
-            for (int i = 0; i < RUN; i++)
-                if (i >= from && i < until) {
-                    if (!allowed(high_of(x[i])))
-                        refuse(status, begin + i, channel + 1, high_of(x[i]));
-                    if (!allowed(low_of(x[i])))
-                        refuse(status, begin + i, channel, low_of(x[i]));
-                }
-        }
-        if (until > from) {
-            const int k = (begin / CHUNK - first / CHUNK) * TILE + 2 * lane;
-            atomicMin(&least[k], ordered(low_of(low)));
-            atomicMin(&least[k + 1], ordered(high_of(low)));
-            atomicMax(&most[k], ordered(low_of(high)));
-            atomicMax(&most[k + 1], ordered(high_of(high)));
-        }
-#else
-#pragma unroll
-        for (int i = 0; i < RUN; i++) {
-            if (i < from || i >= until)
-                continue;
-            if (there == 2 && !allowed(high_of(x[i])))
-                refuse(status, begin + i, channel + 1, high_of(x[i]));
-            if (!allowed(low_of(x[i])))
-                refuse(status, begin + i, channel, low_of(x[i]));
-            low = least_pair(low, x[i]);
-            high = most_pair(high, x[i]);
-            if (i + 1 < until && (begin + i + 1) % CHUNK != 0)
-                continue;
-            const int k = ((begin + i) / CHUNK - first / CHUNK) * TILE + 2 * lane;
-            atomicMin(&least[k], ordered(low_of(low)));
-            atomicMin(&least[k + 1], ordered(high_of(low)));
-            atomicMax(&most[k], ordered(low_of(high)));
-            atomicMax(&most[k + 1], ordered(high_of(high)));
-            low = infinite_pair(false);
-            high = infinite_pair(true);
-        }
-#endif
-#if LYNX
-        if (until > from) { // a chunk is a run: its mean, added up in the order of its tokens
-            float low_pivot = low_of(x[0]), high_pivot = high_of(x[0]), low_total = 0.0f, high_total = 0.0f;
-#pragma unroll
-            for (int i = 1; i < RUN; i++)
-                if (i == from) {
-                    low_pivot = low_of(x[i]);
-                    high_pivot = high_of(x[i]);
-                }
-#pragma unroll
-            for (int i = 0; i < RUN; i++)
-                if (full || (i >= from && i < until)) {
-                    low_total = __fadd_rn(low_total, __fmul_rn(__fsub_rn(low_of(x[i]), low_pivot), 1.0f / RUN));
-                    high_total = __fadd_rn(high_total, __fmul_rn(__fsub_rn(high_of(x[i]), high_pivot), 1.0f / RUN));
-                }
-            const float scale = __fdiv_rn((float)RUN, (float)(until - from));
-            const int k = (run - first / RUN) * TILE + 2 * lane;
-            mean[k] = __fadd_rn(low_pivot, __fmul_rn(low_total, scale));
-            mean[k + 1] = __fadd_rn(high_pivot, __fmul_rn(high_total, scale));
-        }
-#endif
-        if (!full && there) { // raw tokens
-#pragma unroll
-            for (int i = 0; i < RUN; i++) {
-                const int t = begin + i;
-                if (t >= job.tokens || (i >= from && i < until))
-                    continue;
-                if (!allowed(low_of(x[i])))
-                    refuse(status, t, channel, low_of(x[i]));
-                if (there == 2 && !allowed(high_of(x[i])))
-                    refuse(status, t, channel + 1, high_of(x[i]));
-                const int row = t < first ? t : t - stop + first;
-                u8 *const to = anchor + HEADER + 2 * (row * CHANNELS + channel);
-                const u32 both = raw_pair(x[i]);
-                store16(to, both & 0xFFFFu);
-                if (there == 2)
-                    store16(to + 2, both >> 16);
-            }
+            tile.look_at_part(begin);
         }
     }
     if (stop <= first)
@@ -234,7 +347,7 @@ __device__ __forceinline__ void encode_tile(const View &view, const Job &job, in
 
     const float levels = WIDE ? 65535.0f : 255.0f;
     if (thread < TILE) {
-        const int index = tile * TILE + thread, of_head = index % PADDED;
+        const int index = number * TILE + thread, of_head = index % PADDED;
         if (index < GROUPS * 8 && of_head < SIZE) {
             int lowest = least[thread], highest = most[thread];
             for (int k = 1; k < at.chunks; k++) {
@@ -263,8 +376,8 @@ __device__ __forceinline__ void encode_tile(const View &view, const Job &job, in
     __syncthreads();
 
     bool escape = false;
-    for (int i = thread; i < at.chunks * TILE; i += 32 * WARPS) {
-        const int k = i / TILE, c = i % TILE, index = tile * TILE + c, of_head = index % PADDED;
+    for (int i = thread; i < at.chunks * TILE; i += THREADS) {
+        const int k = i / TILE, c = i % TILE, index = number * TILE + c, of_head = index % PADDED;
         if (index >= GROUPS * 8 || of_head >= SIZE) {
             base[i] = 0.0f;
             per_unit[i] = 0.0f;
@@ -285,7 +398,7 @@ __device__ __forceinline__ void encode_tile(const View &view, const Job &job, in
         const float units = TOP;
 #endif
         const float length = __fmul_rn(step, field2);
-        base[i] = origin;
+        base[i] = LYNX && origin == 0.0f ? -0.0f : origin;
         per_unit[i] = length != 0.0f ? __fdiv_rn(units, length) : 0.0f;
         const int cut = (first / CHUNK + k) * CHUNK;
         const int tokens = min(stop, cut + CHUNK) - max(first, cut);
@@ -304,59 +417,28 @@ __device__ __forceinline__ void encode_tile(const View &view, const Job &job, in
         atomicOr(&status->flags, WIDE_PAGE);
     __syncthreads();
 
-    u8 *rows[STREAMS];
-    int fine_rows[STREAMS];
+    Rows rows;
+    u64 lowest_bits = 0;
 #pragma unroll
     for (int s = 0; s < STREAMS; s++) {
-        rows[s] = s ? piece + job.at[s] : anchor + at.data;
-        fine_rows[s] = s ? at.fine_rows(job, s) : 0;
+        rows.codes[s] = s ? piece + job.at[s] : anchor + at.data;
+        rows.fine[s] = s ? anchor + at.fine_rows(job, s) : nullptr;
+        lowest_bits |= (u64)rows.codes[s] | (s && at.fine ? (u64)rows.fine[s] : 0);
     }
-    const int index = tile * (TILE / 8) + (lane >> 2);
-    const Group group = group_of(index);
+    const bool aligned = whole_tiles() && CHUNK % RUN == 0 && lowest_bits % (bits_of_stream(0) == 8 ? 8 : 4) == 0;
     for (int run = warp; run < runs; run += WARPS) {
         const int begin = run * RUN;
-        if (runs > WARPS) {
-#pragma unroll
-            for (int i = 0; i < RUN; i++)
-                x[i] = begin + i < job.tokens
-                           ? load_pair(view.pointer, row_of(view, job.start + begin + i) + column, there)
-                           : no_pair();
-        }
-#if CHUNK % RUN == 0
-        const int k = max(begin / CHUNK - first / CHUNK, 0) * TILE + 2 * lane;
-        const bool any = begin < stop && begin + RUN > first;
-        const float2 origin = any ? *(const float2 *)(base + k) : float2{0.0f, 0.0f};
-        const float2 units = any ? *(const float2 *)(per_unit + k) : float2{0.0f, 0.0f};
-#endif
-#pragma unroll
-        for (int i = 0; i < RUN; i += 4) {
-            u32 codes[8];
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-#if CHUNK % RUN != 0
-                const int t = min(max(begin + i + j, first), stop - 1);
-                const int k = (t / CHUNK - first / CHUNK) * TILE + 2 * lane;
-                const float2 origin = *(const float2 *)(base + k), units = *(const float2 *)(per_unit + k);
-#endif
-                codes[2 * j] = code_of(low_of(x[i + j]), origin.x, units.x, cells);
-                codes[2 * j + 1] = code_of(high_of(x[i + j]), origin.y, units.y, cells);
-            }
-            const u32 a = __byte_perm(codes[0] | codes[1] << 8, codes[2] | codes[3] << 8, 0x5410);
-            const u32 b = __byte_perm(codes[4] | codes[5] << 8, codes[6] | codes[7] << 8, 0x5410);
-            u32 low, high;
-            gather_token(a, b, lane, low, high);
-            const int t = begin + i + (lane & 3);
-            if (t < first || t >= stop || index >= GROUPS)
-                continue;
-            store_codes<bits_of_stream(0), shift_of_stream(0)>(
-                rows[0] + (i64)(t - first) * row_bytes(bits_of_stream(0)), group, low, high);
-            if constexpr (STREAMS > 1)
-                store_streams<1>(rows, fine_rows, places[t], anchor, group, low, high);
+        if (aligned && begin >= first && begin + RUN <= stop) {
+            if (runs > WARPS)
+                load_run(tile, begin, x);
+            tile.write_run(begin, x, rows);
+        } else if (begin < stop && begin + RUN > first) {
+            tile.write_part(begin, rows);
         }
     }
 }
 
-extern "C" __global__ void __launch_bounds__(32 * WARPS, MIN_BLOCKS)
+extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     encode_pages(u8 *pointer, i64 token_stride, i64 head_stride, i64 block_stride, const int *block_table,
                  int block_tokens, const Job *jobs, const int *fine, const u8 *header, const int *cells, u8 *piece,
                  Status *status)
@@ -366,7 +448,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, MIN_BLOCKS)
 }
 
 // Pages that turned out to need 16-bit fields are made once more.
-extern "C" __global__ void __launch_bounds__(32 * WARPS)
+extern "C" __global__ void __launch_bounds__(THREADS)
     encode_wide_pages(u8 *pointer, i64 token_stride, i64 head_stride, i64 block_stride, const int *block_table,
                       int block_tokens, const Job *jobs, const int *fine, const u8 *header, const int *cells, u8 *piece,
                       Status *status)
