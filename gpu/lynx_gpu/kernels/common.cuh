@@ -89,6 +89,20 @@ __device__ __forceinline__ i64 column_of(const View &view, int head, int positio
     return head * (ROWS == PACKED ? SIZE : view.head_stride) + position;
 }
 
+// Ask for bytes that a block started later will read: a multiple of 16, the address too.
+__device__ __forceinline__ void prefetch(const u8 *from, u32 bytes)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes));
+#elif defined(__CUDA_ARCH__)
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+#endif
+}
+
+#ifndef PREFETCH_BLOCKS
+#define PREFETCH_BLOCKS 528 // how much later: as many as run at once on 132 multiprocessors
+#endif
+
 // ---- 16-bit floats
 
 __device__ __forceinline__ float from_half(u32 half)

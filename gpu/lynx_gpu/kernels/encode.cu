@@ -438,12 +438,27 @@ __device__ __forceinline__ void encode_tile(const View &view, const Job &job, in
     }
 }
 
+// Ask for the tokens of a tile that a later block takes, a row each thread.
+__device__ __forceinline__ void prefetch_tile(const View &view, const Job *jobs)
+{
+    const u32 later = blockIdx.y * gridDim.x + blockIdx.x + PREFETCH_BLOCKS;
+    if (PREFETCH_BLOCKS == 0 || !whole_tiles() || ROWS == PAGED || later >= gridDim.x * gridDim.y)
+        return;
+    const Job &job = jobs[later / gridDim.x];
+    const int token = threadIdx.x, channel = later % gridDim.x * TILE;
+    const u8 *const from = view.pointer
+                           + ITEM * (row_of(view, job.start + token) + column_of(view, channel / SIZE, channel % SIZE));
+    if (token < job.tokens && (u64)from % 16 == 0 && SIZE % TILE == 0)
+        prefetch(from, TILE * ITEM);
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     encode_pages(u8 *pointer, i64 token_stride, i64 head_stride, i64 block_stride, const int *block_table,
                  int block_tokens, const Job *jobs, const int *fine, const u8 *header, const int *cells, u8 *piece,
                  Status *status)
 {
     const View view = {pointer, token_stride, head_stride, block_stride, block_table, block_tokens};
+    prefetch_tile(view, jobs);
     encode_tile<false>(view, jobs[blockIdx.y], blockIdx.x, fine, header, cells, piece, status + blockIdx.y);
 }
 
