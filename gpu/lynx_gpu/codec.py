@@ -27,7 +27,8 @@ __all__ = ["DeviceCodec", "has_kernels"]
 _KINDS = {"float32": 0, "bfloat16": 1, "float16": 2}
 _STRIDED, _PACKED, _PAGED = 0, 1, 2
 _BLOCK_THREADS = 256
-_TILE_CHANNELS = 64
+_ENCODER_THREADS = 512
+_TILE_CHANNELS = 128
 """Of a block of the encoder."""
 
 _LANE_CHANNELS = 8
@@ -113,8 +114,12 @@ class DeviceCodec:
             arguments = (*common, positions, tail[0], self._cells(), *tail[1:])
             tiles = -(-view.heads * _padded(view.head_size) // _TILE_CHANNELS)
             shared = max(_shared_bytes(self.codec, job.shape) for job in plan.jobs)
-            self._launch("encode.cu", "encode_pages", view, (tiles, len(plan.jobs)), shared, arguments)
-            self._launch("encode.cu", "encode_wide_pages", view, (len(plan.jobs), 1), shared, arguments)
+            self._launch(
+                "encode.cu", "encode_pages", view, (tiles, len(plan.jobs)), shared, arguments, threads=_ENCODER_THREADS
+            )
+            self._launch(
+                "encode.cu", "encode_wide_pages", view, (len(plan.jobs), 1), shared, arguments, threads=_ENCODER_THREADS
+            )
             if self.codec.variable_streams:
                 scratch = cupy().empty(len(plan.jobs) * encode_scratch(plan), np.uint8)
                 encode_exact(self._exact_launch(view), plan, common, out, scratch.data.ptr)
@@ -288,7 +293,7 @@ def _shared_bytes(codec: PageCodec, shape: PageShape) -> int:
     """What a block of the encoder shares: fields of chunks, and the place of every token in the later streams."""
     if not codec.row_bits:
         return 0
-    fields = 3 if isinstance(codec, LynxCodec) else 2
+    fields = 4 if isinstance(codec, LynxCodec) else 2
     chunks = codec.sections(shape, False).chunks
     return 4 * (fields * chunks * _TILE_CHANNELS + (shape.tokens if len(codec.row_bits) > 1 else 0))
 
@@ -314,12 +319,12 @@ def _codec_defines(codec: PageCodec) -> tuple[tuple[str, int | str], ...]:
 
 
 @lru_cache(maxsize=256)
-def _shape_key(dtype: str, heads: int, head_size: int, paired: bool, rows: int) -> tuple[tuple[str, int | str], ...]:
+def _shape_key(dtype: str, heads: int, head_size: int, aligned: bool, rows: int) -> tuple[tuple[str, int | str], ...]:
     return (
         ("KIND", _KINDS[dtype]),
         ("HEADS", heads),
         ("SIZE", head_size),
-        ("VECTOR", int(paired)),
+        ("VECTOR", int(aligned)),
         ("ROWS", rows),
     )
 
@@ -328,4 +333,4 @@ def _shape_defines(view: DeviceView) -> tuple[tuple[str, int | str], ...]:
     """The macros of kernels/common.cuh."""
     packed = (view.token_stride, view.head_stride) == (view.heads * view.head_size, view.head_size)
     rows = _PAGED if view.block_tokens else _PACKED if packed else _STRIDED
-    return _shape_key(view.dtype, view.heads, view.head_size, view.paired, rows)
+    return _shape_key(view.dtype, view.heads, view.head_size, view.aligned, rows)

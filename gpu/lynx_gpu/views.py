@@ -54,10 +54,10 @@ class DeviceView:
         return (self.tokens, self.heads, self.head_size)
 
     @property
-    def paired(self) -> bool:
-        """Two neighbouring elements at an even place can be read at once."""
+    def aligned(self) -> bool:
+        """Four neighbouring elements at a multiple of four can be read at once."""
         strides = (self.token_stride, self.head_stride, self.block_stride, self.head_size)
-        return self.pointer % (2 * ITEM_BYTES[self.dtype]) == 0 and all(stride % 2 == 0 for stride in strides)
+        return self.pointer % (4 * ITEM_BYTES[self.dtype]) == 0 and all(stride % 4 == 0 for stride in strides)
 
 
 @dataclass(frozen=True, slots=True)

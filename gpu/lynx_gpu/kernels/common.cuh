@@ -4,7 +4,7 @@
 // A kernel is compiled for one codec and one shape of heads, so these are macros:
 //   KIND             elements of the page in device memory: 0 float32, 1 bfloat16, 2 float16
 //   HEADS, SIZE      heads of a page, values of a head
-//   VECTOR           rows are aligned: two 16-bit elements (one float2) can be read at once
+//   VECTOR           rows are aligned: four neighbouring elements can be read at once
 //   ROWS             how tokens lie: 0 a stride apart, 1 one behind the other, 2 in blocks that a table names
 
 typedef unsigned char u8;
@@ -21,7 +21,6 @@ typedef long long i64;
 #define PADDED ((SIZE + 7) / 8 * 8)
 #define GROUPS (HEADS * (PADDED / 8))     // of a token
 #define CHANNELS (HEADS * SIZE)
-#define RUN 32                            // consecutive tokens that one thread takes
 
 #define LIMIT 0x1p126f                    // largest magnitude that an encoder takes
 #define TOP_LIMIT (0x1p126f * (1.0f + 0x1p-6f))
@@ -88,20 +87,6 @@ __device__ __forceinline__ i64 column_of(const View &view, int head, int positio
 {
     return head * (ROWS == PACKED ? SIZE : view.head_stride) + position;
 }
-
-// Ask for bytes that a block started later will read: a multiple of 16, the address too.
-__device__ __forceinline__ void prefetch(const u8 *from, u32 bytes)
-{
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes));
-#elif defined(__CUDA_ARCH__)
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
-#endif
-}
-
-#ifndef PREFETCH_BLOCKS
-#define PREFETCH_BLOCKS 528 // how much later: as many as run at once on 132 multiprocessors
-#endif
 
 // ---- 16-bit floats
 
@@ -199,22 +184,32 @@ __device__ __forceinline__ Pair no_pair()
 #endif
 }
 
-// Elements at `at` and `at + 1`, those that are there.
-__device__ __forceinline__ Pair load_pair(const u8 *pointer, i64 at, int there)
+// Four neighbouring channels of a token.
+struct Quad {
+    Pair low, high;
+};
+
+// Elements from `at` on, those that are there.
+__device__ __forceinline__ Quad load_quad(const u8 *pointer, i64 at, int there)
 {
 #if VECTOR && KIND == FLOAT32
     if (there == 0)
-        return no_pair();
-    const float2 both = *(const float2 *)(pointer + 4 * at);
-    return Pair{both.x, both.y};
+        return Quad{no_pair(), no_pair()};
+    const float4 all = *(const float4 *)(pointer + 4 * at);
+    return Quad{Pair{all.x, all.y}, Pair{all.z, all.w}};
 #elif VECTOR
-    return there ? *(const u32 *)(pointer + 2 * at) : 0;
+    if (there == 0)
+        return Quad{0, 0};
+    const uint2 all = *(const uint2 *)(pointer + 2 * at);
+    return Quad{all.x, all.y};
 #elif KIND == FLOAT32
     const float *from = (const float *)pointer + at;
-    return Pair{there > 0 ? from[0] : 0.0f, there > 1 ? from[1] : 0.0f};
+    return Quad{Pair{there > 0 ? from[0] : 0.0f, there > 1 ? from[1] : 0.0f},
+                Pair{there > 2 ? from[2] : 0.0f, there > 3 ? from[3] : 0.0f}};
 #else
     const u16 *from = (const u16 *)pointer + at;
-    return (there > 0 ? from[0] : 0u) | (there > 1 ? (u32)from[1] << 16 : 0u);
+    return Quad{(there > 0 ? from[0] : 0u) | (there > 1 ? (u32)from[1] << 16 : 0u),
+                (there > 2 ? from[2] : 0u) | (there > 3 ? (u32)from[3] << 16 : 0u)};
 #endif
 }
 
@@ -225,6 +220,26 @@ __device__ __forceinline__ u32 raw_pair(Pair pair)
     return to_bfloat16(pair.low, pair.high);
 #else
     return pair;
+#endif
+}
+
+// Bytes 2 of four numbers.
+__device__ __forceinline__ u32 third_bytes(u32 a, u32 b, u32 c, u32 d)
+{
+    return __byte_perm(__byte_perm(a, b, 0x0062), __byte_perm(c, d, 0x0062), 0x5410);
+}
+
+// A byte for each of four floats: 0xFF if its sign is set, else 0.
+__device__ __forceinline__ u32 sign_bytes(float a, float b, float c, float d)
+{
+#ifdef __CUDA_ARCH__
+    u32 first, second;
+    asm("prmt.b32 %0, %1, %2, 0x00FB;" : "=r"(first) : "r"(as_bits(a)), "r"(as_bits(b)));
+    asm("prmt.b32 %0, %1, %2, 0x00FB;" : "=r"(second) : "r"(as_bits(c)), "r"(as_bits(d)));
+    return __byte_perm(first, second, 0x5410);
+#else
+    return (as_bits(a) >> 31) * 0xFFu | (as_bits(b) >> 31) * 0xFF00u | (as_bits(c) >> 31) * 0xFF0000u
+           | (as_bits(d) >> 31) * 0xFF000000u;
 #endif
 }
 
@@ -307,11 +322,25 @@ __device__ __forceinline__ Pair infinite_pair(bool negative)
 
 __device__ __forceinline__ bool allowed(float value) { return value >= -LIMIT && value <= LIMIT; }
 
+__device__ __forceinline__ bool allowed(Pair pair) { return allowed(low_of(pair)) && allowed(high_of(pair)); }
+
 // Remember the first value of the page that an encoder refuses.
 __device__ __forceinline__ void refuse(Status *status, int token, int channel, float value)
 {
     const u32 position = (u32)token * CHANNELS + channel;
     atomicMax(&status->bad, (u64)~position << 32 | as_bits(value));
+}
+
+// Refuse what must be of the first channels that are there.
+__device__ __forceinline__ void refuse_quad(Status *status, int token, int channel, int there, Quad quad)
+{
+    const Pair least = least_pair(quad.low, quad.high), most = most_pair(quad.low, quad.high);
+    if (allowed(least) && allowed(most))
+        return;
+    const float values[4] = {low_of(quad.low), high_of(quad.low), low_of(quad.high), high_of(quad.high)};
+    for (int i = 3; i >= 0; i--)
+        if (i < there && !allowed(values[i]))
+            refuse(status, token, channel + i, values[i]);
 }
 
 // The page header: what is the same for all pages of the codec, and what this page is.

@@ -5,6 +5,7 @@
 
 #define WARPS 8
 #define THREADS (32 * WARPS)
+#define RUN 32                          // tokens of a warp
 #define SLAB (WARPS * RUN)              // tokens of a block
 #define TILE (32 * LANE_CHANNELS)       // channels of a block
 #define SLAB_CHUNKS (SLAB / CHUNK + 2)  // that it may have a part of
@@ -151,34 +152,6 @@ struct Lane {
 #define MIN_BLOCKS (KIND == FLOAT32 ? 3 : 4)
 #endif
 
-// Ask for the codes that a later block reads, supposing that pages are not wide: a row each thread.
-__device__ __forceinline__ void prefetch_rows(const Job *jobs, const u8 *piece)
-{
-    const u32 later = blockIdx.y * gridDim.x + blockIdx.x + PREFETCH_BLOCKS;
-    if (PREFETCH_BLOCKS == 0 || gridDim.z > 1 || later >= gridDim.x * gridDim.y)
-        return;
-    const Job &job = jobs[later / gridDim.x];
-    const Sections at(job, false);
-    const int token = threadIdx.x, group = later % gridDim.x * 32;
-    if (token >= job.tokens - job.raw_head - job.raw_tail)
-        return;
-#pragma unroll
-    for (int s = 0; s < KNOWN; s++) {
-        const u8 *row = s ? piece + job.at[s] : piece + job.at[0] + at.data;
-        row += token * row_bytes(bits_of_stream(s));
-        int bits = bits_of_stream(s);
-#pragma unroll
-        for (int width = 8; width; width /= 2) {
-            if (!(bits & width))
-                continue;
-            const u32 bytes = min(32, GROUPS - group) * width;
-            const u64 from = (u64)(row + plane_row(width) / GROUPS * group) & ~(u64)15;
-            prefetch((const u8 *)from, (bytes + 15) & ~15u);
-            row += plane_row(width);
-        }
-    }
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     decode_pages(u8 *pointer, i64 token_stride, i64 head_stride, i64 block_stride, const int *block_table,
                  int block_tokens, const Job *jobs, const float *full_table, const u8 *piece, Status *status)
@@ -191,7 +164,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     const View view = {pointer, token_stride, head_stride, block_stride, block_table, block_tokens};
     const Job &job = jobs[blockIdx.y];
     const u8 *const anchor = piece + job.at[0];
-    prefetch_rows(jobs, piece);
     const bool wide = anchor[FLAGS_AT] & 1, raw_half = anchor[RAW_AT];
     const Sections at(job, wide);
     const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;

@@ -1,22 +1,25 @@
-// Pages to streams. A block takes 64 channels of one page: its threads read every value once, keep it in registers, agree on
-// the fields of chunks and page through shared memory, and write codes. Pages of more than 256 tokens are read twice.
+// Pages to streams. A block takes 128 channels of one page: its threads read every value once, keep it in registers, agree on
+// the fields of chunks and page through shared memory, and write codes. Pages of more than 256 tokens are read twice, and so
+// are runs of tokens that not all have codes.
 #include "common.cuh"
 #include "pages.cuh"
 
-#define WARPS 8
+#define WARPS 16
 #define THREADS (32 * WARPS)
-#define TILE 64
+#define RUN 16    // tokens of a warp
+#define TILE 128  // channels of a block: four a lane
 #define TILES ((GROUPS * 8 + TILE - 1) / TILE)
 #define CELL_SHIFT 14
 #define CELLS 1025
-#define UNIT 16777216.0f
-#define SAFE_SUM 0x1p120f // up to here the sum of a run does not overflow
+#define UNIT 67108864.0f   // 2^24 and two bits more, so that a level is a byte of its own
+#define EXCESS 1.0004f     // a deviation may be so much of sigma before it must be cut off
+#define SAFE_SUM 0x1p116f  // up to here the sum of a chunk does not overflow
 
 #ifndef MIN_BLOCKS
-#define MIN_BLOCKS (KIND == FLOAT32 ? 2 : 4)
+#define MIN_BLOCKS (KIND == FLOAT32 ? 1 : 2)
 #endif
 
-// Every lane of every block has two channels, and rows of codes begin at multiples of 4.
+// Every lane of every block has four channels, and rows of codes begin at multiples of 4.
 __device__ constexpr bool whole_tiles() { return SIZE % 8 == 0 && CHANNELS % TILE == 0; }
 
 // Order of floats as that of integers.
@@ -34,45 +37,37 @@ __device__ __forceinline__ float clamp(float code, float top)
     return code < top ? code : top;
 }
 
-// Code of a value, the fraction cut off; not yet limited to 0 .. 255 in the even codecs. `base` is never +0 in `lynx`, so
-// that the difference never is -0.
-__device__ __forceinline__ int code_of(float value, float base, float per_unit, const int *cells)
-{
-#if LYNX
-    const float centred = __fsub_rn(value, base);
-    const int q = (int)fminf(__fmul_rn(fabsf(centred), per_unit), UNIT);
-    const int level = (cells[q >> CELL_SHIFT] + q) >> CELL_SHIFT;
-    return level ^ ((int)as_bits(centred) >> 31 & 0xF0); // the lower four bits are still those of the level
-#else
-    const float level = __fadd_rn(__fmul_rn(__fsub_rn(value, base), per_unit), 0.5f);
-    return (int)(TOP < 255.0f ? fminf(level, TOP) : level);
-#endif
-}
+// What four channels of a chunk are made with.
+struct Units {
+    float base[4], per_unit[4];
+};
 
-// Codes of two tokens, two channels each: bytes.
-__device__ __forceinline__ u32 codes_of(Pair first, Pair second, float2 base, float2 per_unit, const int *cells)
+// Codes of four channels of a token, a byte each. CUT: values may lie outside of what the chunk's fields span.
+template <bool CUT> __device__ __forceinline__ u32 codes_of(Quad x, const Units &units, const int *cells)
 {
-    const int a = code_of(low_of(first), base.x, per_unit.x, cells), b = code_of(high_of(first), base.y, per_unit.y, cells);
-    const int c = code_of(low_of(second), base.x, per_unit.x, cells), d = code_of(high_of(second), base.y, per_unit.y, cells);
+    float centred[4] = {low_of(x.low), high_of(x.low), low_of(x.high), high_of(x.high)};
 #if LYNX
+    u32 levels[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        // The base is never +0, so the difference is never -0.
+        centred[i] = __fsub_rn(centred[i], units.base[i]);
+        const float scaled = __fmul_rn(fabsf(centred[i]), units.per_unit[i]);
+        const int q = (int)(CUT ? fminf(scaled, UNIT) : scaled);
+        levels[i] = (u32)(cells[q >> 16] + q);
+    }
+    const u32 signs = sign_bytes(centred[0], centred[1], centred[2], centred[3]) & 0xF0F0F0F0u;
     // 7 - level, modulo 16, is level ^ 7.
-    return __byte_perm(__byte_perm(a, b, 0x0040), __byte_perm(c, d, 0x0040), 0x5410) ^ 0x07070707u;
+    return third_bytes(levels[0], levels[1], levels[2], levels[3]) ^ signs ^ 0x07070707u;
 #else
-    return pack_saturated(a, b, pack_saturated(c, d, 0));
+    int levels[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const float level = __fadd_rn(__fmul_rn(__fsub_rn(centred[i], units.base[i]), units.per_unit[i]), 0.5f);
+        levels[i] = (int)(TOP < 255.0f ? fminf(level, TOP) : level);
+    }
+    return pack_saturated(levels[0], levels[1], pack_saturated(levels[2], levels[3], 0));
 #endif
-}
-
-// Four tokens of two channels each, from four neighbouring lanes, become 8 channels of one token.
-__device__ __forceinline__ void gather_token(u32 a, u32 b, int lane, u32 &low, u32 &high)
-{
-    const bool upper = lane & 2, odd = lane & 1;
-    const u32 other = __shfl_xor_sync(0xFFFFFFFFu, upper ? a : b, 2);
-    const u32 own = upper ? b : a;
-    const u32 mine = __byte_perm(own, other, odd ? 0x7632 : 0x5410);
-    const u32 theirs = __shfl_xor_sync(0xFFFFFFFFu, __byte_perm(own, other, odd ? 0x5410 : 0x7632), 1);
-    const u32 first = odd ? 0x1054 : 0x5410, second = odd ? 0x3276 : 0x7632;
-    low = __byte_perm(mine, theirs, upper ? second : first);
-    high = __byte_perm(mine, theirs, upper ? first : second);
 }
 
 // Where the rows of each stream begin, and those of its fine tokens.
@@ -80,137 +75,172 @@ struct Rows {
     u8 *codes[STREAMS], *fine[STREAMS];
 };
 
-// What a block knows while it encodes a tile.
+// Sum of the differences to the pivot in a chunk so far, weighted; four channels.
+struct Sums {
+    float pivot[4], total[4];
+};
+
+// What a block knows while it encodes a tile. `least` and `most` are [chunk][channel], as ordered integers.
 struct Tile {
     const View &view;
     const Job &job;
     const Sections &at;
     Status *status;
-    u8 *piece, *anchor;
-    int first, stop;         // coded tokens
-    int channel, there;      // first of the two channels of this lane, and how many there are
-    i64 column;              // their place in a token
+    u8 *anchor;
+    int first, stop;     // coded tokens
+    int channel, there;  // first of the four channels of this lane, and how many there are
+    i64 column;          // their place in a token
     int lane;
-    int *least, *most;       // [chunk][channel], as ordered integers
-    float *mean, *base, *per_unit;
-    int *places;
-    const int *cells;
-    Group group;             // that this lane writes
+    int *least, *most;
+    float *pivot, *total; // of means, likewise; what codes are made with takes the place of the extremes
+    const int *places, *cells;
+    Group group;          // that this lane writes
     bool writes;
 
-    __device__ int chunk_of(int token) const { return token / CHUNK - first / CHUNK; }
+    __device__ __forceinline__ int field(int token) const { return (token / CHUNK - first / CHUNK) * TILE + 4 * lane; }
 
-    __device__ Pair load(int token) const
+    __device__ __forceinline__ Quad load(int token) const
     {
-        return load_pair(view.pointer, row_of(view, job.start + token) + column, whole_tiles() ? 2 : there);
+        return load_quad(view.pointer, row_of(view, job.start + token) + column, whole_tiles() ? 4 : there);
     }
 
-    __device__ __forceinline__ void add_extremes(int token, Pair low, Pair high) const
+    __device__ __forceinline__ void add_extremes(int token, Quad low, Quad high) const
     {
-        const int k = chunk_of(token) * TILE + 2 * lane;
-        atomicMin(&least[k], ordered(low_of(low)));
-        atomicMin(&least[k + 1], ordered(high_of(low)));
-        atomicMax(&most[k], ordered(low_of(high)));
-        atomicMax(&most[k + 1], ordered(high_of(high)));
-        if (!allowed(low_of(low)) || !allowed(high_of(low)) || !allowed(low_of(high)) || !allowed(high_of(high)))
-            refuse_run(token / RUN * RUN);
+        const int k = field(token);
+        atomicMin(&least[k], ordered(low_of(low.low)));
+        atomicMin(&least[k + 1], ordered(high_of(low.low)));
+        atomicMin(&least[k + 2], ordered(low_of(low.high)));
+        atomicMin(&least[k + 3], ordered(high_of(low.high)));
+        atomicMax(&most[k], ordered(low_of(high.low)));
+        atomicMax(&most[k + 1], ordered(high_of(high.low)));
+        atomicMax(&most[k + 2], ordered(low_of(high.high)));
+        atomicMax(&most[k + 3], ordered(high_of(high.high)));
+        if (!allowed(low.low) || !allowed(low.high) || !allowed(high.low) || !allowed(high.high))
+            for (int t = max(token / RUN * RUN, first); t < min(token / RUN * RUN + RUN, stop); t++)
+                refuse_quad(status, t, channel, there, load(t)); // rare, so the run is read again
     }
 
-    // Find what is wrong in a run: rare, so it is read again.
-    __device__ void refuse_run(int begin) const
+    __device__ __forceinline__ Sums begin_sums(Quad x) const
     {
-        for (int t = max(begin, first); t < min(begin + RUN, stop); t++)
-            refuse_pair(t, load(t));
+        return Sums{{low_of(x.low), high_of(x.low), low_of(x.high), high_of(x.high)}, {0.0f, 0.0f, 0.0f, 0.0f}};
     }
 
-    __device__ void refuse_pair(int token, Pair pair) const
+    __device__ __forceinline__ Sums load_sums(int token) const
     {
-        if (there > 0 && !allowed(low_of(pair)))
-            refuse(status, token, channel, low_of(pair));
-        if (there > 1 && !allowed(high_of(pair)))
-            refuse(status, token, channel + 1, high_of(pair));
+        Sums sums;
+        for (int i = 0; i < 4; i++) {
+            sums.pivot[i] = pivot[field(token) + i];
+            sums.total[i] = total[field(token) + i];
+        }
+        return sums;
     }
 
-    __device__ void set_mean(int token, float low_pivot, float high_pivot, float low_total, float high_total, int tokens) const
+    __device__ __forceinline__ void store_sums(int token, const Sums &sums) const
     {
-        const float scale = __fdiv_rn((float)RUN, (float)tokens);
-        const int k = chunk_of(token) * TILE + 2 * lane;
-        mean[k] = __fadd_rn(low_pivot, __fmul_rn(low_total, scale));
-        mean[k + 1] = __fadd_rn(high_pivot, __fmul_rn(high_total, scale));
+        for (int i = 0; i < 4; i++) {
+            pivot[field(token) + i] = sums.pivot[i];
+            total[field(token) + i] = sums.total[i];
+        }
     }
 
-    // The tokens of a run that not all have codes, or whose chunks end inside of it; raw ones are written.
+    __device__ __forceinline__ void add(Sums &sums, Quad x, float weight) const
+    {
+        const float values[4] = {low_of(x.low), high_of(x.low), low_of(x.high), high_of(x.high)};
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float difference = __fsub_rn(values[i], sums.pivot[i]);
+            sums.total[i] = __fadd_rn(sums.total[i], weight == 1.0f ? difference : __fmul_rn(difference, weight));
+        }
+    }
+
+    // Whether all tokens of a run are coded, and of one chunk.
+    __device__ __forceinline__ bool whole(int begin) const
+    {
+        return CHUNK % RUN == 0 && begin >= first && begin + RUN <= stop;
+    }
+
+    // Extremes of the coded tokens of a run; raw ones are written.
     __device__ __forceinline__ void look_at_part(int begin) const
     {
-        Pair low = infinite_pair(false), high = infinite_pair(true);
-        float low_pivot = 0.0f, high_pivot = 0.0f, low_total = 0.0f, high_total = 0.0f;
-        const int end = min(begin + RUN, job.tokens), from = max(begin, first), until = min(end, stop);
+        Quad low = {infinite_pair(false), infinite_pair(false)}, high = {infinite_pair(true), infinite_pair(true)};
+        const int end = min(begin + RUN, job.tokens);
         for (int t = begin; t < end; t++) {
-            const Pair x = load(t);
+            const Quad x = load(t);
             if (t < first || t >= stop) {
-                refuse_pair(t, x);
-                const int row = t < first ? t : t - stop + first;
-                u8 *const to = anchor + HEADER + 2 * (row * CHANNELS + channel);
-                const u32 both = raw_pair(x);
-                if (there > 0)
-                    store16(to, both & 0xFFFFu);
-                if (there > 1)
-                    store16(to + 2, both >> 16);
+                refuse_quad(status, t, channel, there, x);
+                u8 *const to = anchor + HEADER + 2 * ((t < first ? t : t - stop + first) * CHANNELS + channel);
+                const u32 raw[2] = {raw_pair(x.low), raw_pair(x.high)};
+                for (int i = 0; i < there; i++)
+                    store16(to + 2 * i, raw[i / 2] >> 16 * (i & 1) & 0xFFFFu);
                 continue;
             }
-            low = least_pair(low, x);
-            high = most_pair(high, x);
-            if (LYNX) {
-                if (t == from) {
-                    low_pivot = low_of(x);
-                    high_pivot = high_of(x);
-                }
-                low_total = __fadd_rn(low_total, __fmul_rn(__fsub_rn(low_of(x), low_pivot), 1.0f / RUN));
-                high_total = __fadd_rn(high_total, __fmul_rn(__fsub_rn(high_of(x), high_pivot), 1.0f / RUN));
-            }
-            if (t + 1 == until || (t + 1) % CHUNK == 0) {
+            low = Quad{least_pair(low.low, x.low), least_pair(low.high, x.high)};
+            high = Quad{most_pair(high.low, x.low), most_pair(high.high, x.high)};
+            if (t + 1 == min(end, stop) || (t + 1) % CHUNK == 0) {
                 add_extremes(t, low, high);
-                low = infinite_pair(false);
-                high = infinite_pair(true);
+                low = Quad{infinite_pair(false), infinite_pair(false)};
+                high = Quad{infinite_pair(true), infinite_pair(true)};
             }
         }
-        if (LYNX && until > from)
-            set_mean(from, low_pivot, high_pivot, low_total, high_total, until - from);
     }
 
-    // All tokens of a run have codes, of one chunk.
-    __device__ __forceinline__ void look_at_run(int begin, const Pair *x) const
+    __device__ __forceinline__ void look_at_run(int begin, const Quad *x) const
     {
-        Pair low = x[0], high = x[0];
+        Quad low = x[0], high = x[0];
 #pragma unroll
         for (int i = 1; i < RUN; i++) {
-            low = least_pair(low, x[i]);
-            high = most_pair(high, x[i]);
+            low = Quad{least_pair(low.low, x[i].low), least_pair(low.high, x[i].high)};
+            high = Quad{most_pair(high.low, x[i].low), most_pair(high.high, x[i].high)};
         }
         add_extremes(begin, low, high);
-        if (!LYNX)
+    }
+
+    // A mean is added up in the order of the tokens: half a chunk after the other, by two warps.
+    __device__ __forceinline__ void add_part(int begin) const
+    {
+        const int from = max(begin, first), until = min(begin + RUN, stop), chunk = begin / CHUNK * CHUNK;
+        if (from >= until)
             return;
-        // Added up in the order of the tokens, with weights of 2^-5: these can wait unless the sum overflows, as the bits
-        // of a difference of 16-bit floats do not reach down to where float32 ends.
-        const float low_pivot = low_of(x[0]), high_pivot = high_of(x[0]);
-        float low_total = 0.0f, high_total = 0.0f;
-        const float largest = fmaxf(fmaxf(fabsf(low_of(low)), fabsf(high_of(low))), fmaxf(fabsf(low_of(high)), fabsf(high_of(high))));
+        Sums sums = from > max(chunk, first) ? load_sums(from) : begin_sums(load(from));
+        for (int t = from; t < until; t++)
+            add(sums, load(t), 1.0f / CHUNK);
+        store_sums(from, sums);
+    }
+
+    __device__ __forceinline__ void add_run(int begin, const Quad *x) const
+    {
+        Sums sums = begin > max(begin / CHUNK * CHUNK, first) ? load_sums(begin) : begin_sums(x[0]);
+        // Weights of 2^-5 can wait unless a sum overflows: bits of differences of 16-bit floats, and of their sums, do not
+        // reach down to where float32 ends.
+        float largest = 0.0f;
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            largest = fmaxf(largest, fmaxf(fabsf(sums.total[i]), fmaxf(fabsf(unordered(least[field(begin) + i])),
+                                                                       fabsf(unordered(most[field(begin) + i])))));
         if (KIND != FLOAT32 && largest <= SAFE_SUM) {
 #pragma unroll
-            for (int i = 1; i < RUN; i++) {
-                low_total = __fadd_rn(low_total, __fsub_rn(low_of(x[i]), low_pivot));
-                high_total = __fadd_rn(high_total, __fsub_rn(high_of(x[i]), high_pivot));
-            }
-            low_total *= 1.0f / RUN;
-            high_total *= 1.0f / RUN;
+            for (int i = 0; i < 4; i++)
+                sums.total[i] *= (float)CHUNK;
+#pragma unroll
+            for (int i = 0; i < RUN; i++)
+                add(sums, x[i], 1.0f);
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                sums.total[i] *= 1.0f / CHUNK;
         } else {
 #pragma unroll
-            for (int i = 1; i < RUN; i++) {
-                low_total = __fadd_rn(low_total, __fmul_rn(__fsub_rn(low_of(x[i]), low_pivot), 1.0f / RUN));
-                high_total = __fadd_rn(high_total, __fmul_rn(__fsub_rn(high_of(x[i]), high_pivot), 1.0f / RUN));
-            }
+            for (int i = 0; i < RUN; i++)
+                add(sums, x[i], 1.0f / CHUNK);
         }
-        set_mean(begin, low_pivot, high_pivot, low_total, high_total, RUN);
+        store_sums(begin, sums);
+    }
+
+    __device__ __forceinline__ Units units_of(int token) const
+    {
+        Units units;
+        *(float4 *)units.base = *(const float4 *)((const float *)least + field(token));
+        *(float4 *)units.per_unit = *(const float4 *)((const float *)most + field(token));
+        return units;
     }
 
     template <int STREAM, bool ALIGNED>
@@ -225,9 +255,15 @@ struct Tile {
         }
     }
 
+    // Two lanes with four channels of two tokens each become two with eight channels of one, and write them.
     template <bool ALIGNED>
-    __device__ __forceinline__ void store_token(const Rows &rows, u8 *row, int place, u32 low, u32 high) const
+    __device__ __forceinline__ void store_tokens(const Rows &rows, u8 *row, int place, bool store, u32 a, u32 b) const
     {
+        const bool odd = lane & 1;
+        const u32 other = __shfl_xor_sync(0xFFFFFFFFu, odd ? a : b, 1);
+        const u32 low = odd ? other : a, high = odd ? b : other;
+        if (!store)
+            return;
         store_codes<bits_of_stream(0), shift_of_stream(0), ALIGNED>(row, group, low, high);
         store_later<1, ALIGNED>(rows, place, low, high);
     }
@@ -235,52 +271,45 @@ struct Tile {
     // Codes of a run, whatever it is.
     __device__ __forceinline__ void write_part(int begin, const Rows &rows) const
     {
-        for (int i = 0; i < RUN; i += 4) {
-            u32 codes[4];
-            for (int j = 0; j < 4; j++) {
-                const int t = min(max(begin + i + j, first), stop - 1), k = chunk_of(t) * TILE + 2 * lane;
-                const Pair x = load(t);
-                codes[j] = codes_of(x, x, *(const float2 *)(base + k), *(const float2 *)(per_unit + k), cells);
+        for (int i = 0; i < RUN; i += 2) {
+            u32 codes[2];
+            for (int j = 0; j < 2; j++) {
+                const int t = min(max(begin + i + j, first), stop - 1);
+                codes[j] = codes_of<true>(load(t), units_of(t), cells);
             }
-            u32 low, high;
-            gather_token(__byte_perm(codes[0], codes[1], 0x5410), __byte_perm(codes[2], codes[3], 0x5410), lane, low, high);
-            const int t = begin + i + (lane & 3);
-            if (t >= first && t < stop && writes)
-                store_token<false>(rows, rows.codes[0] + (t - first) * row_bytes(bits_of_stream(0)),
-                                   STREAMS > 1 ? places[t] : 0, low, high);
-            __syncwarp();
+            const int t = begin + i + (lane & 1);
+            const bool store = t >= first && t < stop && writes;
+            store_tokens<false>(rows, rows.codes[0] + (t - first) * row_bytes(bits_of_stream(0)),
+                                STREAMS > 1 && store ? places[t] : 0, store, codes[0], codes[1]);
         }
     }
 
-    __device__ __forceinline__ void write_run(int begin, const Pair *x, const Rows &rows) const
+    __device__ __forceinline__ void write_run(int begin, const Quad *x, const Rows &rows) const
     {
-        const int k = chunk_of(begin) * TILE + 2 * lane;
-        const float2 origin = *(const float2 *)(base + k), units = *(const float2 *)(per_unit + k);
-        u8 *const row = rows.codes[0] + (begin + (lane & 3) - first) * row_bytes(bits_of_stream(0));
-        const int *const place = places + begin + (lane & 3);
+        const Units units = units_of(begin);
+        u8 *const row = rows.codes[0] + (begin + (lane & 1) - first) * row_bytes(bits_of_stream(0));
+        const int *const place = places + begin + (lane & 1);
 #pragma unroll
-        for (int i = 0; i < RUN; i += 4) {
-            u32 low, high;
-            gather_token(codes_of(x[i], x[i + 1], origin, units, cells), codes_of(x[i + 2], x[i + 3], origin, units, cells),
-                         lane, low, high);
-            store_token<true>(rows, row + i * row_bytes(bits_of_stream(0)), STREAMS > 1 ? place[i] : 0, low, high);
-        }
+        for (int i = 0; i < RUN; i += 2)
+            store_tokens<true>(rows, row + i * row_bytes(bits_of_stream(0)), STREAMS > 1 ? place[i] : 0, true,
+                               codes_of<false>(x[i], units, cells), codes_of<false>(x[i + 1], units, cells));
     }
 };
 
 // Read all tokens of a run at once.
-__device__ __forceinline__ void load_run(const Tile &tile, int begin, Pair *x)
+__device__ __forceinline__ void load_run(const Tile &tile, int begin, Quad *x)
 {
+    const int there = whole_tiles() ? 4 : tile.there;
 #if ROWS == PAGED
-    const i64 own = row_of(tile.view, tile.job.start + begin + tile.lane);
+    const i64 own = row_of(tile.view, tile.job.start + begin + tile.lane % RUN);
 #pragma unroll
     for (int i = 0; i < RUN; i++)
-        x[i] = load_pair(tile.view.pointer, __shfl_sync(0xFFFFFFFFu, own, i) + tile.column, whole_tiles() ? 2 : tile.there);
+        x[i] = load_quad(tile.view.pointer, __shfl_sync(0xFFFFFFFFu, own, i) + tile.column, there);
 #else
     const u8 *row = tile.view.pointer + ITEM * (row_of(tile.view, tile.job.start + begin) + tile.column);
 #pragma unroll
     for (int i = 0; i < RUN; i++) {
-        x[i] = load_pair(row, ROWS == PACKED ? i * CHANNELS : 0, whole_tiles() ? 2 : tile.there);
+        x[i] = load_quad(row, ROWS == PACKED ? i * CHANNELS : 0, there);
         if (ROWS != PACKED)
             row += ITEM * tile.view.token_stride;
     }
@@ -291,30 +320,32 @@ template <bool WIDE>
 __device__ __forceinline__ void encode_tile(const View &view, const Job &job, int number, const int *fine_tokens,
                                             const u8 *header, const int *cell_table, u8 *piece, Status *status)
 {
-    extern __shared__ int shared[];
+    extern __shared__ __align__(16) int shared[];
     __shared__ float page_low[TILE], page_step[TILE], page_inverse[TILE];
     __shared__ int cells[LYNX ? CELLS : 1];
+    __shared__ bool cut;
     const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
     const int first = job.raw_head, stop = job.tokens - job.raw_tail, tokens = job.tokens;
     const Sections at(job, WIDE);
     u8 *const anchor = piece + job.at[0];
     const int *const fine = fine_tokens + job.fine_at;
-    // The extremes, which what codes are made with takes the place of; the means; places of tokens in later streams.
-    int *const least = shared, *const most = least + at.chunks * TILE;
-    float *const base = (float *)least, *const per_unit = (float *)most;
-    float *const mean = (float *)(most + at.chunks * TILE);
-    int *const places = LYNX ? (int *)(mean + at.chunks * TILE) : (int *)mean;
+    const int fields = at.chunks * TILE;
+    int *const least = shared, *const most = least + fields;
+    float *const pivot = (float *)(most + fields), *const total = pivot + fields;
+    int *const places = LYNX ? (int *)(total + fields) : (int *)pivot;
 
-    for (int i = thread; i < at.chunks * TILE; i += THREADS) {
+    for (int i = thread; i < fields; i += THREADS) {
         least[i] = 0x7FFFFFFF;
         most[i] = (int)0x80000000;
     }
     if (LYNX)
         for (int i = thread; i < CELLS; i += THREADS)
-            cells[i] = cell_table[i] - (i << CELL_SHIFT) + (7 << CELL_SHIFT);
+            cells[i] = (cell_table[i] - (i << CELL_SHIFT) + (7 << CELL_SHIFT)) * 4;
     if (STREAMS > 1)
         for (int t = first + thread; t < stop; t += THREADS)
             places[t] = place_of(fine, at.fine, t, first);
+    if (thread == 0)
+        cut = false;
     if (number == 0) {
         write_header(anchor, header, HEADER, job, WIDE, THREADS);
         if (STREAMS > 1)
@@ -323,27 +354,41 @@ __device__ __forceinline__ void encode_tile(const View &view, const Job &job, in
     }
     __syncthreads();
 
-    const int pair = number * (TILE / 2) + lane, head = 2 * pair / PADDED, position = 2 * pair % PADDED;
-    const int there = head >= HEADS || position >= SIZE ? 0 : position + 1 < SIZE ? 2 : 1;
-    const int index = number * (TILE / 8) + (lane >> 2);
-    const Tile tile = {view,  job,  at,       status, piece, anchor, first,           stop,          head * SIZE + position,
-                       there, column_of(view, head, position), lane, least, most, mean, base, per_unit, places, cells,
-                       group_of(index), index < GROUPS};
+    const int quad = number * (TILE / 4) + lane, head = 4 * quad / PADDED, position = 4 * quad % PADDED;
+    const int there = head >= HEADS ? 0 : max(min(SIZE - position, 4), 0);
+    const int index = number * (TILE / 8) + lane / 2;
+    const Tile tile = {view,  job,   at,    status, anchor, first, stop,  head * SIZE + position, there, column_of(view, head, position),
+                       lane,  least, most,  pivot,  total,  places, cells, group_of(index), index < GROUPS};
     const int runs = (tokens + RUN - 1) / RUN;
-    Pair x[RUN];
+    Quad x[RUN];
 
     for (int run = warp; run < runs; run += WARPS) {
-        const int begin = run * RUN;
-        if (CHUNK % RUN == 0 && begin >= first && begin + RUN <= stop) {
-            load_run(tile, begin, x);
-            tile.look_at_run(begin, x);
+        if (tile.whole(run * RUN)) {
+            load_run(tile, run * RUN, x);
+            tile.look_at_run(run * RUN, x);
         } else {
-            tile.look_at_part(begin);
+            tile.look_at_part(run * RUN);
         }
     }
     if (stop <= first)
         return;
     __syncthreads();
+#if LYNX
+    for (int half = 0; half < 2; half++) {
+        for (int run = warp; run < runs; run += WARPS) {
+            if (run % 2 != half)
+                continue;
+            if (!tile.whole(run * RUN)) {
+                tile.add_part(run * RUN);
+                continue;
+            }
+            if (runs > WARPS)
+                load_run(tile, run * RUN, x);
+            tile.add_run(run * RUN, x);
+        }
+        __syncthreads();
+    }
+#endif
 
     const float levels = WIDE ? 65535.0f : 255.0f;
     if (thread < TILE) {
@@ -375,8 +420,9 @@ __device__ __forceinline__ void encode_tile(const View &view, const Job &job, in
     }
     __syncthreads();
 
+    float *const base = (float *)least, *const per_unit = (float *)most;
     bool escape = false;
-    for (int i = thread; i < at.chunks * TILE; i += THREADS) {
+    for (int i = thread; i < fields; i += THREADS) {
         const int k = i / TILE, c = i % TILE, index = number * TILE + c, of_head = index % PADDED;
         if (index >= GROUPS * 8 || of_head >= SIZE) {
             base[i] = 0.0f;
@@ -385,8 +431,10 @@ __device__ __forceinline__ void encode_tile(const View &view, const Job &job, in
         }
         const float low = page_low[c], step = page_step[c], inverse = page_inverse[c];
         const float smallest = unordered(least[i]), largest = unordered(most[i]);
+        const int chunk = (first / CHUNK + k) * CHUNK, coded = min(stop, chunk + CHUNK) - max(first, chunk);
 #if LYNX
-        const float field1 = clamp(floorf(__fadd_rn(__fmul_rn(__fsub_rn(mean[i], low), inverse), 0.5f)), levels);
+        const float mean = __fadd_rn(pivot[i], __fmul_rn(total[i], __fdiv_rn((float)CHUNK, (float)coded)));
+        const float field1 = clamp(floorf(__fadd_rn(__fmul_rn(__fsub_rn(mean, low), inverse), 0.5f)), levels);
         const float origin = __fadd_rn(low, __fmul_rn(step, field1));
         const float deviation = fmaxf(__fsub_rn(largest, origin), __fsub_rn(origin, smallest));
         const float field2 = clamp(ceilf(__fmul_rn(deviation, inverse)), levels);
@@ -398,12 +446,14 @@ __device__ __forceinline__ void encode_tile(const View &view, const Job &job, in
         const float units = TOP;
 #endif
         const float length = __fmul_rn(step, field2);
+#if LYNX
+        if (length != 0.0f && !(deviation <= length * EXCESS))
+            cut = true;
+#endif
         base[i] = LYNX && origin == 0.0f ? -0.0f : origin;
         per_unit[i] = length != 0.0f ? __fdiv_rn(units, length) : 0.0f;
-        const int cut = (first / CHUNK + k) * CHUNK;
-        const int tokens = min(stop, cut + CHUNK) - max(first, cut);
         const float spread = __fsub_rn(largest, smallest), extent = spread > 0.0f ? spread : fabsf(smallest);
-        escape |= tokens >= ESCAPE_TOKENS && length > 0.0f && extent < __fmul_rn(ESCAPE_STEPS, step);
+        escape |= coded >= ESCAPE_TOKENS && length > 0.0f && extent < __fmul_rn(ESCAPE_STEPS, step);
         const int where = k * CHANNELS + index / PADDED * SIZE + of_head;
         if (WIDE) {
             store16(anchor + at.chunk_low + 2 * where, (u32)field1);
@@ -425,10 +475,10 @@ __device__ __forceinline__ void encode_tile(const View &view, const Job &job, in
         rows.fine[s] = s ? anchor + at.fine_rows(job, s) : nullptr;
         lowest_bits |= (u64)rows.codes[s] | (s && at.fine ? (u64)rows.fine[s] : 0);
     }
-    const bool aligned = whole_tiles() && CHUNK % RUN == 0 && lowest_bits % (bits_of_stream(0) == 8 ? 8 : 4) == 0;
+    const bool quick = whole_tiles() && lowest_bits % (bits_of_stream(0) == 8 ? 8 : 4) == 0 && !cut;
     for (int run = warp; run < runs; run += WARPS) {
         const int begin = run * RUN;
-        if (aligned && begin >= first && begin + RUN <= stop) {
+        if (quick && tile.whole(begin)) {
             if (runs > WARPS)
                 load_run(tile, begin, x);
             tile.write_run(begin, x, rows);
@@ -438,27 +488,12 @@ __device__ __forceinline__ void encode_tile(const View &view, const Job &job, in
     }
 }
 
-// Ask for the tokens of a tile that a later block takes, a row each thread.
-__device__ __forceinline__ void prefetch_tile(const View &view, const Job *jobs)
-{
-    const u32 later = blockIdx.y * gridDim.x + blockIdx.x + PREFETCH_BLOCKS;
-    if (PREFETCH_BLOCKS == 0 || !whole_tiles() || ROWS == PAGED || later >= gridDim.x * gridDim.y)
-        return;
-    const Job &job = jobs[later / gridDim.x];
-    const int token = threadIdx.x, channel = later % gridDim.x * TILE;
-    const u8 *const from = view.pointer
-                           + ITEM * (row_of(view, job.start + token) + column_of(view, channel / SIZE, channel % SIZE));
-    if (token < job.tokens && (u64)from % 16 == 0 && SIZE % TILE == 0)
-        prefetch(from, TILE * ITEM);
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     encode_pages(u8 *pointer, i64 token_stride, i64 head_stride, i64 block_stride, const int *block_table,
                  int block_tokens, const Job *jobs, const int *fine, const u8 *header, const int *cells, u8 *piece,
                  Status *status)
 {
     const View view = {pointer, token_stride, head_stride, block_stride, block_table, block_tokens};
-    prefetch_tile(view, jobs);
     encode_tile<false>(view, jobs[blockIdx.y], blockIdx.x, fine, header, cells, piece, status + blockIdx.y);
 }
 

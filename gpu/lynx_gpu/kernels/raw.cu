@@ -25,29 +25,17 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         if (count == 8 && ((u64)(pointer + 2 * from) & 15) == 0) {
             const uint4 all = *(const uint4 *)(pointer + 2 * from);
             pairs[0] = all.x, pairs[1] = all.y, pairs[2] = all.z, pairs[3] = all.w;
-            Pair low = pairs[0], high = pairs[0];
-#pragma unroll
-            for (int j = 1; j < 4; j++) {
-                low = least_pair(low, pairs[j]);
-                high = most_pair(high, pairs[j]);
-            }
-            if (!(allowed(low_of(low)) && allowed(high_of(low)) && allowed(low_of(high)) && allowed(high_of(high))))
-                for (int j = 7; j >= 0; j--) {
-                    const float value = j & 1 ? high_of(pairs[j / 2]) : low_of(pairs[j / 2]);
-                    if (!allowed(value))
-                        refuse(status + blockIdx.y, t, channel + j, value);
-                }
+            refuse_quad(status + blockIdx.y, t, channel, 4, Quad{pairs[0], pairs[1]});
+            refuse_quad(status + blockIdx.y, t, channel + 4, 4, Quad{pairs[2], pairs[3]});
         } else
 #endif
         {
-            for (int j = 0; j < 4; j++) {
-                const int there = max(min(count - 2 * j, 2), 0);
-                const Pair pair = load_pair(pointer, from + 2 * j, there);
-                if (there > 0 && !allowed(low_of(pair)))
-                    refuse(status + blockIdx.y, t, channel + 2 * j, low_of(pair));
-                if (there > 1 && !allowed(high_of(pair)))
-                    refuse(status + blockIdx.y, t, channel + 2 * j + 1, high_of(pair));
-                pairs[j] = raw_pair(pair);
+            for (int j = 0; j < 2; j++) {
+                const int there = max(min(count - 4 * j, 4), 0);
+                const Quad quad = load_quad(pointer, from + 4 * j, there);
+                refuse_quad(status + blockIdx.y, t, channel + 4 * j, there, quad);
+                pairs[2 * j] = raw_pair(quad.low);
+                pairs[2 * j + 1] = raw_pair(quad.high);
             }
         }
         u8 *const to = anchor + HEADER + 2 * ((i64)t * CHANNELS + channel);
