@@ -21,7 +21,15 @@ if TYPE_CHECKING:
     from lynx_codec import PageShape
     from lynx_gpu.plan import BatchPlan
 
-__all__ = ["MAX_EXACT_VALUES", "Launch", "check_exact", "decode_exact", "decode_scratch", "encode_exact", "encode_scratch"]
+__all__ = [
+    "MAX_EXACT_VALUES",
+    "Launch",
+    "check_exact",
+    "decode_exact",
+    "decode_scratch",
+    "encode_exact",
+    "encode_scratch",
+]
 
 MAX_EXACT_VALUES = 1 << 27
 """Of a page: places of bits are 32-bit numbers."""
