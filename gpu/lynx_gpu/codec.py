@@ -237,7 +237,7 @@ class DeviceCodec:
         *more: tuple[str, int],
         threads: int = _BLOCK_THREADS,
     ) -> None:
-        function = kernel(self.device, file, name, (*_shape_defines(view), *_codec_defines(self.codec), *more))
+        function = kernel(self.device, file, name, (*_view_defines(view), *codec_defines(self.codec), *more))
         if shared_bytes > function.max_dynamic_shared_size_bytes:
             function.max_dynamic_shared_size_bytes = _MAX_SHARED_BYTES
         function(grid, (threads,), arguments, shared_mem=shared_bytes)
@@ -294,7 +294,7 @@ def _shared_bytes(codec: PageCodec, shape: PageShape) -> int:
 
 
 @lru_cache(maxsize=256)
-def _codec_defines(codec: PageCodec) -> tuple[tuple[str, int | str], ...]:
+def codec_defines(codec: PageCodec) -> tuple[tuple[str, int | str], ...]:
     """The macros of kernels/pages.cuh."""
     if not codec.row_bits:
         return ()
@@ -314,7 +314,8 @@ def _codec_defines(codec: PageCodec) -> tuple[tuple[str, int | str], ...]:
 
 
 @lru_cache(maxsize=256)
-def _shape_key(dtype: str, heads: int, head_size: int, paired: bool, rows: int) -> tuple[tuple[str, int | str], ...]:
+def shape_defines(dtype: str, heads: int, head_size: int, paired: bool, rows: int) -> tuple[tuple[str, int | str], ...]:
+    """The macros of kernels/common.cuh."""
     return (
         ("KIND", _KINDS[dtype]),
         ("HEADS", heads),
@@ -324,8 +325,8 @@ def _shape_key(dtype: str, heads: int, head_size: int, paired: bool, rows: int) 
     )
 
 
-def _shape_defines(view: DeviceView) -> tuple[tuple[str, int | str], ...]:
+def _view_defines(view: DeviceView) -> tuple[tuple[str, int | str], ...]:
     """The macros of kernels/common.cuh."""
     packed = (view.token_stride, view.head_stride) == (view.heads * view.head_size, view.head_size)
     rows = _PAGED if view.block_tokens else _PACKED if packed else _STRIDED
-    return _shape_key(view.dtype, view.heads, view.head_size, view.paired, rows)
+    return shape_defines(view.dtype, view.heads, view.head_size, view.paired, rows)

@@ -1,8 +1,8 @@
 """The exact stream on a device: which kernels run one after the other, and the scratch memory that they need.
 
-What a page's bits need of all of the page, where each token's bits begin, is found between passes over all values by one
-block a page (kernels/exact.cu). Encoding takes four kernels behind those of the other streams; decoding takes five, which
-also write the raw tokens, so that no other kernel is needed where all streams are there.
+Where the bits of each token begin depends on all tokens before it: one block a page finds that, between passes over all
+values (kernels/exact.cu). Encoding takes four kernels behind those of the other streams; decoding takes five, which
+write the raw tokens too, so that no other kernel is needed where all streams are there.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""As much of CuPy as lynx_gpu uses, on the CPU: kernels run in the emulator, "device memory" is that of numpy arrays."""
+"""As much of CuPy as lynx_gpu uses, on the CPU: kernels run in the emulator, "device memory" is numpy's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The exact stream of the CUDA kernels, run by the emulator: its bytes and values are those of the CPU, damage is refused."""
+"""The exact stream of the CUDA kernels: bytes and values are those of the CPU, what the CPU refuses is refused."""
 
 from __future__ import annotations
 
