@@ -244,9 +244,9 @@ class DeviceCodec:
 
     def _exact_launch(self, view: DeviceView) -> Launch:
         def launch(
-            name: str, grid: tuple[int, int], threads: int, shared_bytes: int, arguments: tuple[Any, ...]
+            file: str, name: str, grid: tuple[int, int], threads: int, shared_bytes: int, arguments: tuple[Any, ...]
         ) -> None:
-            self._launch("exact.cu", name, view, grid, shared_bytes, arguments, threads=threads)
+            self._launch(file, name, view, grid, shared_bytes, arguments, threads=threads)
 
         return launch
 

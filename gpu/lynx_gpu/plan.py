@@ -36,7 +36,7 @@ _EXACT_ERRORS = {
     0x100: "the exact stream leaves the cell of a code",
     0x200: "the exact stream holds a value that is not finite",
 }
-"""What comes with BAD_EXACT, as in kernels/exact.cu."""
+"""What comes with BAD_EXACT, as in kernels/exact.cuh."""
 
 _PIECE_BYTES = 256
 _SECTION_BYTES = 128

@@ -17,14 +17,15 @@ pytestmark = pytest.mark.skipif(find_nvrtc() is None, reason="needs NVRTC: pip i
 ARCHITECTURE = "-arch=sm_90"
 WARNINGS = "--warning-as-error=all-warnings"
 LYNX, NESTED = get_codec("lynx"), get_codec("nested", bits=[3, 5], chunk=48, exact=True)
-CASES: dict[str, list[tuple[Any, tuple[str, int, int, bool, bool], dict[str, Any]]]] = {
-    "encode.cu": [(LYNX, ("bfloat16", 8, 128, True, False), {}), (NESTED, ("float32", 3, 37, False, True), {})],
+CASES: dict[str, list[tuple[Any, tuple[str, int, int, bool, int], dict[str, Any]]]] = {
+    "encode.cu": [(LYNX, ("bfloat16", 8, 128, True, 1), {}), (NESTED, ("float32", 3, 37, False, 2), {})],
     "decode.cu": [
-        (LYNX, ("float32", 8, 128, True, True), {"KNOWN": 2}),
-        (NESTED, ("float16", 3, 37, False, False), {"KNOWN": 1}),
+        (LYNX, ("float32", 8, 128, True, 0), {"KNOWN": 2}),
+        (NESTED, ("float16", 3, 37, False, 0), {"KNOWN": 1}),
     ],
-    "raw.cu": [(get_codec("bf16"), ("bfloat16", 8, 128, True, True), {})],
-    "exact.cu": [(NESTED, ("bfloat16", 9, 61, False, True), {}), (NESTED, ("float32", 1, 64, True, False), {})],
+    "raw.cu": [(get_codec("bf16"), ("bfloat16", 8, 128, True, 0), {})],
+    "exact_encode.cu": [(NESTED, ("bfloat16", 9, 61, False, 2), {})],
+    "exact_decode.cu": [(NESTED, ("float32", 1, 64, True, 1), {})],
 }
 
 

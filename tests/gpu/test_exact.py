@@ -2,39 +2,15 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
-from emulated_cupy import emulated_cupy
 
 from lynx_codec import CodecError, PageShape, get_codec
 from lynx_codec.exact import CLOSED, OPEN, PLAIN
 from lynx_codec.layout import FLAG_WIDE, FLAGS_AT
-from lynx_gpu import DeviceCodec, PageJob, device_count, device_view
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-
-BACKENDS = [
-    pytest.param(0, id="emulator"),
-    pytest.param(1, id="emulator, last thread first"),
-    pytest.param(
-        -1, id="device", marks=[pytest.mark.gpu, pytest.mark.skipif(device_count() == 0, reason="no CUDA device")]
-    ),
-]
-
-
-@pytest.fixture(params=BACKENDS)
-def cupy(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """CuPy, or what stands in for it."""
-    if request.param < 0:
-        yield import_module("cupy")
-        return
-    with emulated_cupy(request.param) as module:
-        yield module
+from lynx_gpu import DeviceCodec, PageJob, device_view
 
 
 def encode(codec: Any, page: np.ndarray, shape: PageShape, fine: np.ndarray) -> list[bytes]:
