@@ -43,7 +43,8 @@ _ROWS = 8
 _SEGMENT_GROUPS = 32
 _GROUP_CHANNELS = 8
 _PAGE_THREADS = 512
-_CHAIN_SHARED_BYTES = 4 * (_PAGE_THREADS * (32 + 16) + 3)
+_CHAIN_TABLE_BYTES = 12288
+_CHAIN_SHARED_BYTES = 4 * (_PAGE_THREADS * (32 + 16) + 3) + _CHAIN_TABLE_BYTES
 _SLICE = 256
 """Pages of one launch: lengths of their streams are arguments of kernels."""
 

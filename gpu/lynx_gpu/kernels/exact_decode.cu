@@ -99,6 +99,28 @@ struct Page {
     }
 };
 
+// The codes of a lane's group in the tokens of a part, read one token ahead.
+struct Codes {
+    const Page &page;
+    const int index, start, stop, places;
+    int token;
+    u32 low, high;
+
+    __device__ Codes(const Page &page, const Place &place, int index)
+        : page(page), index(index), start(place.start), stop(place.stop), places(page.lane_place(place.start)),
+          token(place.start)
+    {
+        page.codes(token, __shfl_sync(ALL, places, 0), index, low, high);
+    }
+    __device__ __forceinline__ void next(u32 &now_low, u32 &now_high)
+    {
+        now_low = low;
+        now_high = high;
+        if (++token < stop)
+            page.codes(token, __shfl_sync(ALL, places, token - start), index, low, high);
+    }
+};
+
 // The cells of 8 codes. Calls `take(channel, cell)` for those that are there and not flat.
 template <bool HALF, class Take>
 __device__ __forceinline__ void each_cell(const Fields &fields, const Grids &grids, u32 low, u32 high, bool open, Take take)
@@ -123,10 +145,10 @@ template <bool HALF> __device__ void sizes_of_part(const Page &page, const Decod
     const bool open = page.mode() == OPEN;
     if (place.part == 0)
         own.flats[place.chunk * MASK_ROW + index] = (u8)fields.flat;
-    const int places = page.lane_place(place.start);
+    Codes codes(page, place, index);
     for (int t = place.start; t < place.stop; t++) {
         u32 low, high, size = 0;
-        page.codes(t, __shfl_sync(ALL, places, t - place.start), index, low, high);
+        codes.next(low, high);
         each_cell<HALF>(fields, grids, low, high, open, [&](int, const Cell &cell) { size += bits_in_a<HALF>(cell); });
         size = sum_of_warp(size);
         if (lane == 0)
@@ -241,11 +263,11 @@ template <bool HALF> __device__ void masks_of_part(const Page &page, const Decod
     const Fields fields(page.anchor, page.at, page.wide, place.chunk, index);
     const Grids grids(fields);
     const bool open = page.mode() == OPEN;
-    const int places = page.lane_place(place.start);
+    Codes codes(page, place, index);
     for (int t = place.start; t < place.stop; t++) {
         const int row = place.row(page.job, t);
         u32 low, high, size = 0, total;
-        page.codes(t, __shfl_sync(ALL, places, t - place.start), index, low, high);
+        codes.next(low, high);
         each_cell<HALF>(fields, grids, low, high, open, [&](int, const Cell &cell) { size += bits_in_a<HALF>(cell); });
         const u32 position = 8 * SECTION_A + own.places_a[row * SEGMENTS + place.segment] + sum_before(size, total);
         u32 wides = 0, longs = 0;
@@ -275,6 +297,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
 }
 
 #define CHAIN_THREADS 512 // a thread takes a word of masks: 32 values
+#define CHAIN_TABLE 12288 // bits of section B whose quotients are found beforehand, all in parallel
 
 // Bits that begin with a quotient: how many it takes.
 __device__ __forceinline__ u32 unary_used(u32 bits)
@@ -296,9 +319,10 @@ extern "C" __global__ void __launch_bounds__(CHAIN_THREADS)
                 i64 scratch_stride)
 {
     // Known bits before each wide cell, then the bits of quotients up to it, 32 words a thread; what is needed of section
-    // B, 16 words a thread and 3 more.
+    // B, 16 words a thread and 3 more; the table.
     extern __shared__ u32 places[];
     u32 *const bits = places + CHAIN_THREADS * 32;
+    u8 *const used_at = (u8 *)(bits + CHAIN_THREADS * 16 + 3);
     __shared__ u64 parts[CHAIN_THREADS / 32];
     __shared__ u32 chained;
     const Page page(jobs, lengths, piece);
@@ -364,15 +388,19 @@ extern "C" __global__ void __launch_bounds__(CHAIN_THREADS)
                 const u32 need = (all_known + items * LONGEST_UNARY) / 32 + 3;
                 for (u32 i = thread; i < need; i += CHAIN_THREADS)
                     bits[i] = page.stream.word(position / 32 + i);
-                if (thread == 0)
-                    chained = 0;
                 __syncthreads();
+                const u32 shift = position & 31;
+                const bool tabled = 32 * (need - 1) <= CHAIN_TABLE;
+                if (tabled) {
+                    for (u32 i = thread; i < 32 * (need - 1); i += CHAIN_THREADS)
+                        used_at[i] = (u8)unary_used(__funnelshift_r(bits[i / 32], bits[i / 32 + 1], i & 31));
+                    __syncthreads();
+                }
                 if (thread == 0) {
-                    const u32 shift = position & 31;
                     u32 sum = 0;
                     for (u32 i = 0; i < items; i++) {
                         const u32 at = shift + places[i] + sum;
-                        sum += unary_used(__funnelshift_r(bits[at / 32], bits[at / 32 + 1], at & 31));
+                        sum += tabled ? used_at[at] : unary_used(__funnelshift_r(bits[at / 32], bits[at / 32 + 1], at & 31));
                         places[i] = sum;
                     }
                     chained = sum;
@@ -414,7 +442,7 @@ __device__ void values_of_part(const View &view, const Page &page, const DecodeS
     u32 problems = 0;
     const Grids grids(fields);
     const bool open = mode == OPEN;
-    const int places = page.lane_place(place.start);
+    Codes codes(page, place, index);
     u32 signs = 0, anything = 0;
     if (mode != PLAIN) {
         const u8 *const kinds = own.kinds + place.chunk * 2 * MASK_ROW + index;
@@ -433,7 +461,7 @@ __device__ void values_of_part(const View &view, const Page &page, const DecodeS
                 patterns[i] = i < fields.count ? ((const u16 *)from)[i] : 0;
         } else {
             u32 low, high, size = 0, total;
-            page.codes(t, __shfl_sync(ALL, places, t - place.start), index, low, high);
+            codes.next(low, high);
             each_cell<HALF>(fields, grids, low, high, open, [&](int, const Cell &cell) { size += bits_in_a<HALF>(cell); });
             const u32 position = 8 * SECTION_A + own.places_a[row * SEGMENTS + place.segment] + sum_before(size, total);
             // Of each value what its cell says, its field, and how many bits it takes in section B.

@@ -173,8 +173,10 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
             own.lines[(place.line(job, place.start) - 1) * SEGMENTS + place.segment] = make_uint2(sum, sum);
     }
     u32 outside = 0;
+    Patterns row, next = load_patterns(view, job, place.start, index, fields.count);
     for (int t = place.start; t < place.stop; t++) {
-        const Patterns row = load_patterns(view, job, t, index, fields.count);
+        row = next;
+        next = load_patterns(view, job, t + 1, index, t + 1 < place.stop ? fields.count : 0);
         u32 closed = flat_bits, open = flat_bits;
 #pragma unroll
         for (int i = 0; i < 8; i++) {
@@ -349,8 +351,10 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
         __syncwarp();
     }
     constexpr int mantissa = Format<SOURCE_HALF>::mantissa;
+    Patterns row, next = load_patterns(view, job, place.start, index, fields.count);
     for (int t = place.start; t < place.stop; t++) {
-        const Patterns row = load_patterns(view, job, t, index, fields.count);
+        row = next;
+        next = load_patterns(view, job, t + 1, index, t + 1 < place.stop ? fields.count : 0);
         Bits bits;
 #pragma unroll
         for (int i = 0; i < 8; i++) {
