@@ -32,6 +32,7 @@ CODECS: dict[str, tuple[str, dict[str, Any]]] = {
     "lynx": ("lynx", {}),
     "default, keys": ("nested", {"bits": [4, 4], "chunk": 128}),
     "default, values": ("nested", {"bits": [3, 5], "chunk": 128}),
+    "exact": ("nested", {"bits": [4, 4], "chunk": 64, "exact": True}),
 }
 HEADS, HEAD_SIZE, PAGE_TOKENS, FINE = 8, 128, 256, 6
 
@@ -66,7 +67,10 @@ class Case:
         self.codec.encode(device_view(self.page), self.plan, self.fine, self.piece.data.ptr, self.stream)
 
     def decode(self, known: int) -> None:
-        self.codec.decode_checked(self.plan, known, self.piece.data.ptr, device_view(self.out), self.stream)
+        exact_bytes = [of_page[-1] for of_page in self.lengths]
+        self.codec.decode_checked(
+            self.plan, known, self.piece.data.ptr, device_view(self.out), self.stream, exact_bytes=exact_bytes
+        )
 
     def measurements(self) -> dict[str, tuple[Callable[[], None], int]]:
         """What to time, and the bytes that each must move."""
@@ -76,7 +80,10 @@ class Case:
         }
         if len(self.stream_bytes) > 1:
             known = len(self.stream_bytes)
-            found["refine"] = (lambda: self.decode(known), sum(self.stream_bytes) + self.page_bytes)
+            coded = known - len(self.codec.codec.variable_streams)
+            found["refine"] = (lambda: self.decode(coded), sum(self.stream_bytes[:coded]) + self.page_bytes)
+            if coded < known:
+                found["decode exact"] = (lambda: self.decode(known), sum(self.stream_bytes) + self.page_bytes)
         return found
 
 
@@ -163,11 +170,12 @@ def main() -> None:
     device = cp.cuda.runtime.getDeviceProperties(0)["name"].decode()
     found = measure(options.pages, options.rounds, options.dtype, options.codec or list(CODECS))
     print(f"{device}: a copy moves {found['copy_gb_per_s']} GB/s, read and written; {options.dtype} pages")
-    print(f"{'codec':18}{'encode':>16}{'decode anchor':>16}{'refine':>16}   GB/s and share of the copy")
+    columns = ("encode", "decode anchor", "refine", "decode exact")
+    print(f"{'codec':18}" + "".join(f"{column:>16}" for column in columns) + "   GB/s and share of the copy")
     for name, works in found["codecs"].items():
         cells = [
             f"{works[work]['gb_per_s']:8.0f} {works[work]['share_of_copy']:6.1%}" if work in works else "-"
-            for work in ("encode", "decode anchor", "refine")
+            for work in columns
         ]
         print(f"{name:18}" + "".join(f"{cell:>16}" for cell in cells))
     if options.json:

@@ -242,16 +242,16 @@ class DeviceCodec:
         *more: tuple[str, int],
         threads: int = _BLOCK_THREADS,
     ) -> None:
-        function = kernel(self.device, file, name, (*_shape_defines(view), *_codec_defines(self.codec), *more))
+        function = kernel(self.device, file, name, (*_view_defines(view), *codec_defines(self.codec), *more))
         if shared_bytes > function.max_dynamic_shared_size_bytes:
             function.max_dynamic_shared_size_bytes = _MAX_SHARED_BYTES
         function(grid, (threads,), arguments, shared_mem=shared_bytes)
 
     def _exact_launch(self, view: DeviceView) -> Launch:
         def launch(
-            name: str, grid: tuple[int, int], threads: int, shared_bytes: int, arguments: tuple[Any, ...]
+            file: str, name: str, grid: tuple[int, int], threads: int, shared_bytes: int, arguments: tuple[Any, ...]
         ) -> None:
-            self._launch("exact.cu", name, view, grid, shared_bytes, arguments, threads=threads)
+            self._launch(file, name, view, grid, shared_bytes, arguments, threads=threads)
 
         return launch
 
@@ -299,7 +299,7 @@ def _shared_bytes(codec: PageCodec, shape: PageShape) -> int:
 
 
 @lru_cache(maxsize=256)
-def _codec_defines(codec: PageCodec) -> tuple[tuple[str, int | str], ...]:
+def codec_defines(codec: PageCodec) -> tuple[tuple[str, int | str], ...]:
     """The macros of kernels/pages.cuh."""
     if not codec.row_bits:
         return ()
@@ -319,7 +319,10 @@ def _codec_defines(codec: PageCodec) -> tuple[tuple[str, int | str], ...]:
 
 
 @lru_cache(maxsize=256)
-def _shape_key(dtype: str, heads: int, head_size: int, aligned: bool, rows: int) -> tuple[tuple[str, int | str], ...]:
+def shape_defines(
+    dtype: str, heads: int, head_size: int, aligned: bool, rows: int
+) -> tuple[tuple[str, int | str], ...]:
+    """The macros of kernels/common.cuh."""
     return (
         ("KIND", _KINDS[dtype]),
         ("HEADS", heads),
@@ -329,8 +332,8 @@ def _shape_key(dtype: str, heads: int, head_size: int, aligned: bool, rows: int)
     )
 
 
-def _shape_defines(view: DeviceView) -> tuple[tuple[str, int | str], ...]:
+def _view_defines(view: DeviceView) -> tuple[tuple[str, int | str], ...]:
     """The macros of kernels/common.cuh."""
     packed = (view.token_stride, view.head_stride) == (view.heads * view.head_size, view.head_size)
     rows = _PAGED if view.block_tokens else _PACKED if packed else _STRIDED
-    return _shape_key(view.dtype, view.heads, view.head_size, view.aligned, rows)
+    return shape_defines(view.dtype, view.heads, view.head_size, view.aligned, rows)

@@ -1,8 +1,8 @@
 """The exact stream on a device: which kernels run one after the other, and the scratch memory that they need.
 
-What a page's bits need of all of the page, where each token's bits begin, is found between passes over all values by one
-block a page (kernels/exact.cu). Encoding takes four kernels behind those of the other streams; decoding takes five, which
-also write the raw tokens, so that no other kernel is needed where all streams are there.
+Where the bits of each token begin depends on all tokens before it: one block a page finds that, between passes over all
+values (kernels/exact.cuh). Encoding takes four kernels behind those of the other streams; decoding takes five, which
+write the raw tokens too, so that no other kernel is needed where all streams are there.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ __all__ = [
 MAX_EXACT_VALUES = 1 << 27
 """Of a page: places of bits are 32-bit numbers."""
 
+_ENCODE, _DECODE = "exact_encode.cu", "exact_decode.cu"
 _WARPS = 4
 _THREADS = 32 * _WARPS
 _ROWS = 8
@@ -42,19 +43,27 @@ _ROWS = 8
 _SEGMENT_GROUPS = 32
 _GROUP_CHANNELS = 8
 _PAGE_THREADS = 512
-_CHAIN_SHARED_BYTES = 4 * (_PAGE_THREADS * (32 + 16) + 3)
+_CHAIN_TABLE_BYTES = 12288
+_CHAIN_SHARED_BYTES = 4 * (_PAGE_THREADS * (32 + 16) + 3) + _CHAIN_TABLE_BYTES
 _SLICE = 256
 """Pages of one launch: lengths of their streams are arguments of kernels."""
 
 LENGTHS = np.dtype([("bytes", "<u4", _SLICE)])
-"""`Lengths` in kernels/exact.cu."""
+"""`Lengths` in kernels/exact_decode.cu."""
 
 
 class Launch(Protocol):
-    """Enqueues a kernel of exact.cu, compiled for the codec, the shape of heads and the dtype of the view."""
+    """Enqueues a kernel of a file, compiled for the codec, the shape of heads and the dtype of the view."""
 
     def __call__(
-        self, name: str, grid: tuple[int, int], threads: int, shared_bytes: int, arguments: tuple[Any, ...], /
+        self,
+        file: str,
+        name: str,
+        grid: tuple[int, int],
+        threads: int,
+        shared_bytes: int,
+        arguments: tuple[Any, ...],
+        /,
     ) -> None: ...
 
 
@@ -81,10 +90,10 @@ def encode_exact(launch: Launch, plan: BatchPlan, common: tuple[Any, ...], piece
     chunks, segments = _most_chunks(plan), _segments(plan.jobs[0].shape)
     parts = _parts(plan)
     memory = (np.uint64(piece), np.uint64(piece), np.uint64(scratch), np.int64(stride))
-    launch("exact_kinds", (_blocks(chunks * segments), pages), _THREADS, 0, (*common, *memory))
-    launch("exact_measure", (_blocks(chunks * parts * segments), pages), _THREADS, 0, (*common, *memory))
-    launch("exact_place", (1, pages), _PAGE_THREADS, 0, (common[-1], *memory))
-    launch("exact_write", (_blocks(chunks * parts * segments), pages), _THREADS, 0, (*common, *memory))
+    launch(_ENCODE, "exact_kinds", (_blocks(chunks * segments), pages), _THREADS, 0, (*common, *memory))
+    launch(_ENCODE, "exact_measure", (_blocks(chunks * parts * segments), pages), _THREADS, 0, (*common, *memory))
+    launch(_ENCODE, "exact_place", (1, pages), _PAGE_THREADS, 0, (common[-1], *memory))
+    launch(_ENCODE, "exact_write", (_blocks(chunks * parts * segments), pages), _THREADS, 0, (*common, *memory))
 
 
 def check_exact(stream: memoryview, shape: PageShape) -> None:
@@ -125,13 +134,13 @@ def decode_exact(
         memory = (np.uint64(scratch + first * stride), np.int64(stride))
         told = (jobs, struct, np.uint64(piece))
         if items:
-            launch("exact_sizes", (_blocks(items), pages), _THREADS, 0, (*told, *memory))
-            launch("exact_offsets", (1, pages), _PAGE_THREADS, 0, (*told, status, *memory))
-            launch("exact_masks", (_blocks(items), pages), _THREADS, 0, (*told, status, *memory))
-            launch("exact_chain", (1, pages), _PAGE_THREADS, _CHAIN_SHARED_BYTES, (*told, status, *memory))
+            launch(_DECODE, "exact_sizes", (_blocks(items), pages), _THREADS, 0, (*told, *memory))
+            launch(_DECODE, "exact_offsets", (1, pages), _PAGE_THREADS, 0, (*told, status, *memory))
+            launch(_DECODE, "exact_masks", (_blocks(items), pages), _THREADS, 0, (*told, status, *memory))
+            launch(_DECODE, "exact_chain", (1, pages), _PAGE_THREADS, _CHAIN_SHARED_BYTES, (*told, status, *memory))
         if items + raw:
             blocks = _blocks(items + raw)
-            launch("exact_values", (blocks, pages), _THREADS, 0, (*common[:-1], *told, status, *memory))
+            launch(_DECODE, "exact_values", (blocks, pages), _THREADS, 0, (*common[:-1], *told, status, *memory))
 
 
 def _segments(shape: PageShape) -> int:
@@ -158,13 +167,13 @@ def _blocks(warps: int) -> int:
 
 
 def _encode_bytes(plan: BatchPlan, shape: PageShape) -> int:
-    """`EncodeScratch` in kernels/exact.cu."""
+    """`EncodeScratch` in kernels/exact_encode.cu."""
     chunks, segments = _chunks(plan, shape), _segments(shape)
     return 16 + segments * (2 * _SEGMENT_GROUPS * chunks + 8 * (shape.coded_tokens + chunks))
 
 
 def _decode_bytes(plan: BatchPlan, shape: PageShape) -> int:
-    """`DecodeScratch` in kernels/exact.cu."""
+    """`DecodeScratch` in kernels/exact_decode.cu."""
     chunks, segments = _chunks(plan, shape), _segments(shape)
     return segments * (8 * shape.coded_tokens + _SEGMENT_GROUPS * (3 * chunks + 2 * shape.coded_tokens))
 

@@ -28,6 +28,16 @@ STATUS = np.dtype([("flags", "<u4"), ("exact_bytes", "<u4"), ("bad", "<u8")])
 WIDE_PAGE, BAD_FIELD, BAD_RAW, BAD_EXACT = 1, 2, 4, 8
 """Flags of a page."""
 
+_EXACT_ERRORS = {
+    0x10: "the header of the exact stream is damaged",
+    0x20: "the exact stream is too short for the page",
+    0x40: "the exact stream is longer than the page takes",
+    0x80: "the exact stream names an unknown kind of flat channel",
+    0x100: "the exact stream leaves the cell of a code",
+    0x200: "the exact stream holds a value that is not finite",
+}
+"""What comes with BAD_EXACT, as in kernels/exact.cuh."""
+
 _PIECE_BYTES = 256
 _SECTION_BYTES = 128
 """Codes begin at multiples of this, so that rows are whole sectors."""
@@ -114,7 +124,7 @@ class BatchPlan:
             if flags & BAD_RAW:
                 raise CodecError("raw tokens hold a value that is not finite")
             if flags & BAD_EXACT:
-                raise CodecError("the exact stream is none of this page")
+                raise CodecError(next(text for flag, text in _EXACT_ERRORS.items() if flags & flag))
 
     def _status(self, memory: memoryview) -> np.ndarray[Any, Any]:
         return np.frombuffer(memory, dtype=STATUS, count=len(self.jobs))

@@ -10,9 +10,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from emulated_cupy import emulated_cupy  # noqa: E402
+from emulated_cupy import emulated_cupy
 
-from lynx_gpu import device_count  # noqa: E402
+from lynx_gpu import device_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

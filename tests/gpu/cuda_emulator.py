@@ -17,7 +17,16 @@ if TYPE_CHECKING:
 __all__ = ["EmulatorError", "Library", "compile_kernels", "compile_text"]
 
 EMULATOR = Path(__file__).parent / "emulator"
-COMPILER = ("g++", "-std=c++17", "-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-fPIC", "-U_FORTIFY_SOURCE", "-fno-gnu-unique")
+COMPILER = (
+    "g++",
+    "-std=c++17",
+    "-O1",
+    "-ffp-contract=off",
+    "-fno-strict-aliasing",
+    "-fPIC",
+    "-U_FORTIFY_SOURCE",
+    "-fno-gnu-unique",
+)
 DYNAMIC = re.compile(r"extern\s+__shared__\s+(?:__align__\(\d+\)\s+)?([\w ]+?)\s+(\w+)\[\]\s*;")
 KERNEL = re.compile(r"__global__\s+void\s+(\w+)\s*\(")
 

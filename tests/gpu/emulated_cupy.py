@@ -1,13 +1,18 @@
-"""As much of CuPy as lynx_gpu uses, on the CPU: kernels run in the emulator, "device memory" is that of numpy arrays."""
+"""As much of CuPy as lynx_gpu uses, on the CPU: kernels run in the emulator, "device memory" is numpy's."""
 
 from __future__ import annotations
 
 import ctypes
+import json
+import os
 import sys
+import tempfile
 from contextlib import contextmanager
 from functools import lru_cache
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import numpy as np
 from cuda_emulator import Library, compile_text
@@ -69,6 +74,7 @@ class _Context:
     """A device or stream: nothing to wait for here."""
 
     ptr = 0
+    compute_capability = "90"
 
     def __init__(self, *_: object, **__: object) -> None: ...
     def __enter__(self) -> _Context:
@@ -89,9 +95,15 @@ class _Function:
         self._library.launch(self._name, grid, block, told, shared_bytes=shared_mem, order=self._order)
 
 
+def _compile(text: str, options: Sequence[str], arch: None, name: str) -> tuple[bytes, None]:
+    """ "Machine code": all that a compiler is told. It is compiled where it is loaded."""
+    return json.dumps([text, *options]).encode(), None
+
+
 @lru_cache(maxsize=64)
-def _library(code: str, options: tuple[str, ...]) -> Library:
-    return compile_text(code, dict(option[2:].split("=", 1) for option in options if option.startswith("-D")))
+def _library(code: str) -> Library:
+    text, *options = json.loads(code)
+    return compile_text(text, dict(option[2:].split("=", 1) for option in options if option.startswith("-D")))
 
 
 @contextmanager
@@ -102,13 +114,15 @@ def emulated_cupy(order: int = 0) -> Iterator[Any]:
     module.asarray = module.array = _array
     module.empty = lambda shape, dtype: EmulatedArray(np.full(shape, 0xA5, np.uint8).astype(dtype))
     module.full = lambda shape, value, dtype: EmulatedArray(np.full(shape, value, dtype))
-    module.RawModule = lambda *, code, options: SimpleNamespace(
-        get_function=lambda name: _Function(_library(code, options), name, order)
+    module.RawModule = lambda *, path: SimpleNamespace(
+        get_function=lambda name: _Function(_library(Path(path).read_text()), name, order)
     )
     module.cuda = SimpleNamespace(
         Device=_Context,
         Stream=_Context,
         get_current_stream=_Context,
+        nvrtc=SimpleNamespace(getVersion=lambda: ("emulator",)),
+        compiler=SimpleNamespace(compile_using_nvrtc=_compile),
         runtime=SimpleNamespace(
             memsetAsync=lambda at, value, size, stream: ctypes.memset(at, value, size),
             getDeviceCount=lambda: 1,
@@ -116,16 +130,16 @@ def emulated_cupy(order: int = 0) -> Iterator[Any]:
             CUDARuntimeError=RuntimeError,
         ),
     )
-    before = sys.modules.get("cupy")
-    sys.modules["cupy"] = module
-    _forget()
-    try:
-        yield module
-    finally:
-        del sys.modules["cupy"]
-        if before is not None:
-            sys.modules["cupy"] = before
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        mock.patch.dict(os.environ, {"LYNX_NET_CACHE": folder}),
+        mock.patch.dict(sys.modules, {"cupy": module}),
+    ):
         _forget()
+        try:
+            yield module
+        finally:
+            _forget()
 
 
 def _forget() -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["NvrtcError", "compile_file", "find_nvrtc"]
+__all__ = ["NvrtcError", "compile_text", "find_nvrtc"]
 
 
 class NvrtcError(Exception):
@@ -36,18 +36,17 @@ def _nvrtc() -> ctypes.CDLL:
     return library
 
 
-def compile_file(path: Path, options: Sequence[str]) -> bytes:
-    """Machine code (cubin) of a .cu file; its includes are found beside it.
+def compile_text(text: str, name: str, options: Sequence[str]) -> bytes:
+    """Machine code (cubin) of a CUDA text; messages call it `name`.
 
     Raises:
         NvrtcError: with the compiler's log.
     """
     nvrtc = _nvrtc()
     program = ctypes.c_void_p()
-    text, name = path.read_bytes(), path.name.encode()
-    _check(nvrtc.nvrtcCreateProgram(ctypes.byref(program), text, name, 0, None, None))
+    _check(nvrtc.nvrtcCreateProgram(ctypes.byref(program), text.encode(), name.encode(), 0, None, None))
     try:
-        words = [option.encode() for option in (*options, f"-I{path.parent}")]
+        words = [option.encode() for option in options]
         result = nvrtc.nvrtcCompileProgram(program, len(words), (ctypes.c_char_p * len(words))(*words))
         if result:
             size = ctypes.c_size_t()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from cuda_emulator import EmulatorError, Library, compile_kernels
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SOURCE = r"""
 #include "emulated.cuh"
