@@ -622,7 +622,10 @@ class Link:
             now, sizes, exact = self.clock(), incoming.sizes, has_exact(incoming.stream_names)
             if not layout.page_count:
                 incoming.accepted_at_s = now  # there is nothing to reserve
-            self.post(self.core.take(message, layout, sizes, incoming.need_bytes, now, incoming.stats, exact=exact))
+            taken = self.core.take(
+                *(message, layout, sizes, incoming.need_bytes, now, incoming.stats), exact=exact, pool=incoming.pool
+            )
+            self.post(taken)
             self._pump.wake()
 
     def _announce(self, incoming: IncomingTransfer) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from lynx_net.aio.timeline import Direction
     from lynx_net.errors import LynxError
     from lynx_net.wire.layout import CacheLayout
+    from lynx_net.wire.pool import BufferPool
     from lynx_net.wire.receiving import PageSizes
 
 __all__ = ["IncomingTransfer", "Offer", "OutgoingTransfer"]
@@ -174,6 +175,8 @@ class IncomingTransfer(_Transfer):
         super().__init__(link, transfer, offer, TransferStats.of(offer.streams), stream_names)
         self.target: Any = None
         """Where it is decoded into: what `allocate(offer)` returned."""
+        self.pool: BufferPool | None = None
+        """Where the buffers of its pages come from, if not from where those of all transfers do."""
         self.complete = Readiness()
         """Ready when every stream is decoded in place; nothing is written to the target after that."""
         self._streams = [Readiness() for _ in range(offer.streams)]
