@@ -301,7 +301,8 @@ class TestEnds:
 
             task = asyncio.create_task(send())
             transfer = await anext(aiter(server))
-            await asyncio.sleep(0.05)
+            while not cuda.encoded:
+                await asyncio.sleep(0.005)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
