@@ -38,8 +38,8 @@ class Backend(Protocol):
         """The device with this number."""
         ...
 
-    def has_kernels(self, codec: Codec) -> bool:
-        """Whether pages of the codec can be coded on a device."""
+    def has_kernels(self, codec: Codec, shape: PageShape) -> bool:
+        """Whether pages of the codec and of this shape can be coded on a device."""
         ...
 
     def codec(self, codec: Codec, device: int) -> DeviceCodec:
@@ -72,9 +72,13 @@ class CudaBackend:
         return is_device_array(array)
 
     def view(self, array: Any) -> DeviceView:
+        from lynx_gpu import BackendMissingError as NoCupyError
         from lynx_gpu.views import device_view
 
-        return device_view(array)
+        try:
+            return device_view(array)
+        except NoCupyError as error:
+            raise _missing() from error
 
     def current_stream(self, array: Any) -> int:
         from lynx_gpu.views import current_stream
@@ -86,13 +90,13 @@ class CudaBackend:
         from lynx_gpu.events import Runtime
 
         if device >= device_count():
-            raise BackendMissingError("CuPy with a CUDA device, which arrays in device memory need,", "gpu")
+            raise _missing()
         return Runtime(device)
 
-    def has_kernels(self, codec: Codec) -> bool:
+    def has_kernels(self, codec: Codec, shape: PageShape) -> bool:
         from lynx_gpu.codec import has_kernels
 
-        return has_kernels(codec)
+        return has_kernels(codec, shape)
 
     def codec(self, codec: Codec, device: int) -> DeviceCodec:
         from lynx_gpu.codec import DeviceCodec
@@ -118,3 +122,7 @@ class CudaBackend:
         from lynx_gpu.hostcopy import store
 
         store(view, start, values, stream)
+
+
+def _missing() -> BackendMissingError:
+    return BackendMissingError("CuPy with a CUDA device, which arrays in device memory need,", "gpu")

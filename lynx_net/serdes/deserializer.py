@@ -81,7 +81,7 @@ class ReceivedTransfer(IncomingTransfer):
             self._need_bytes += sum(largest_of(size) for sizes in by_codecs[numbers] for size in sizes)
         self._pages_per_layer = len(first)
         self.target = allocate(offer)
-        on_devices = DeviceDecoders(devices, codecs, self._need_bytes)
+        on_devices = DeviceDecoders(devices, codecs, layout.page_tokens, self._need_bytes)
         self._decoders: dict[tuple[int, Kind], ArrayDecoder] = {}
         for layer in range(layout.layers):
             for kind in layout.kinds:

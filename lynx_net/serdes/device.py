@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lynx_codec import PAGE_TOKENS, PageShape
 from lynx_codec.plan import DEFAULT_PLAN
 from lynx_gpu.ring import PinnedRing, Staging
 from lynx_net.errors import LocalProtocolError
@@ -28,6 +30,7 @@ BACKEND: Backend = CudaBackend()
 
 
 STATUS_BYTES = 1024 * 1024
+KEPT_CODECS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,8 +113,8 @@ class Devices:
         """Allocate now, up to the bounds, what `DeviceBuffers.prepare` asks for. Blocks for a second or so."""
         for device in self.buffers.prepare:
             side = self.side(device)
-            for codec in {id(codec): codec for codec in DEFAULT_PLAN.table(1).codecs}.values():
-                side.codec(codec)
+            for codec in DEFAULT_PLAN.table(1).codecs:
+                side.codec(codec, PageShape(PAGE_TOKENS, 1, 1))
             ring = self.ring(device)
             while ring.grow():
                 pass
@@ -141,15 +144,19 @@ class DeviceSide:
         self.statuses = BufferPool(STATUS_BYTES, _pinned_or_ordinary(results))
         """Where kernels say how they have fared."""
         self._backend = backend
-        self._codecs: dict[int, tuple[Codec, DeviceCodec | None]] = {}
+        self._codecs: OrderedDict[str, DeviceCodec] = OrderedDict()
 
-    def codec(self, codec: Codec) -> DeviceCodec | None:
-        """The codec on this device, or None if it has no kernels."""
-        known = self._codecs.get(id(codec))
-        if known is None:
-            on_device = self._backend.codec(codec, self.device) if self._backend.has_kernels(codec) else None
-            known = self._codecs[id(codec)] = (codec, on_device)
-        return known[1]
+    def codec(self, codec: Codec, shape: PageShape) -> DeviceCodec | None:
+        """The codec on this device, kept for others like it; None if it has no kernels for pages of this shape."""
+        if not self._backend.has_kernels(codec, shape):
+            return None
+        key = f"{codec.name} {codec.params()}"
+        if key not in self._codecs:
+            self._codecs[key] = self._backend.codec(codec, self.device)
+        self._codecs.move_to_end(key)
+        if len(self._codecs) > KEPT_CODECS:
+            self._codecs.popitem(last=False)
+        return self._codecs[key]
 
 
 def _pinned_or_ordinary(ring: PinnedRing) -> Callable[[int], memoryview]:

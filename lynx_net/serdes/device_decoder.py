@@ -8,10 +8,12 @@ are decoded: whoever reads what a readiness event has announced never sees a pag
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lynx_codec import PageShape
 from lynx_net.errors import CodecError, LocalProtocolError
 from lynx_net.serdes.decoder import decode_page
 from lynx_net.serdes.device_encoder import address_of
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
 
 __all__ = ["DeviceDecoders"]
 
+KEPT_PLANS = 256
+"""Of arrays that are alike; the small table of each stays on the device."""
+
 PLANNED_PAGES = 32
 """Pages of one batch at most: what is staged for a batch is bounded by it."""
 
@@ -41,8 +46,10 @@ PLANNED_PAGES = 32
 class DeviceDecoders:
     """Makes the decoders of one transfer for those arrays of its target that are in device memory."""
 
-    def __init__(self, devices: Devices, codecs: CodecTable, need_bytes: int) -> None:
+    def __init__(self, devices: Devices, codecs: CodecTable, page_tokens: int, need_bytes: int) -> None:
         self._devices = devices
+        self._page_tokens = page_tokens
+        self._plans: dict[tuple[int, Kind], _Plans] = {}
         self._codecs = codecs
         self._need_bytes = need_bytes
         self._waited_for: set[tuple[int, int]] = set()
@@ -65,10 +72,12 @@ class DeviceDecoders:
             side.runtime.after_caller(side.decoding, caller)
         if self.pool is None:
             self.pool = self._devices.receive_pool(view.device, self._need_bytes)
-        on_device = side.codec(self._codecs.own(layer, kind))
+        longest = PageShape(min(shape[0], self._page_tokens), *shape[1:])
+        on_device = side.codec(self._codecs.own(layer, kind), longest)
         if on_device is None:
             return _ByHost(backend, side, self._codecs.codec(layer, kind), view)
-        return _OnDevice(backend, side, on_device, view, self._codecs.places(layer, kind))
+        plans = self._plans.setdefault((id(on_device), kind), _Plans(on_device, backend))
+        return _OnDevice(side, on_device, plans, view, self._codecs.places(layer, kind))
 
 
 def _checked(backend: Backend, array: Any, shape: tuple[int, int, int]) -> DeviceView:
@@ -86,14 +95,35 @@ def _checked(backend: Backend, array: Any, shape: tuple[int, int, int]) -> Devic
     return view
 
 
+class _Plans:
+    """Plans of arrays that are alike: those of all layers' keys, say. The pages of a batch are those that have come."""
+
+    def __init__(self, codec: DeviceCodec, backend: Backend) -> None:
+        self._codec = codec
+        self._job = backend.job
+        self._plans: OrderedDict[tuple[int, ...], BatchPlan] = OrderedDict()
+
+    def of(self, pages: Sequence[PageRef]) -> BatchPlan:
+        """The plan for these pages of an array."""
+        key = tuple(page.start for page in pages)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plans[key] = self._codec.plan([self._job(page.start, page.shape) for page in pages])
+            if len(self._plans) > KEPT_PLANS:
+                self._plans.popitem(last=False)
+        else:
+            self._plans.move_to_end(key)
+        return plan
+
+
 class _OnDevice:
     """With kernels."""
 
     def __init__(
-        self, backend: Backend, side: DeviceSide, codec: DeviceCodec, view: DeviceView, places: Sequence[int]
+        self, side: DeviceSide, codec: DeviceCodec, plans: _Plans, view: DeviceView, places: Sequence[int]
     ) -> None:
-        self._backend = backend
         self._side = side
+        self._plans = plans
         self._codec = codec
         self._view = view
         self._places = places
@@ -111,7 +141,7 @@ class _OnDevice:
 
     def _begin(self, pages: Sequence[Arrived]) -> _Batch:
         side, runtime = self._side, self._side.runtime
-        plan = self._codec.plan([self._backend.job(page.start, page.shape) for page, _ in pages])
+        plan = self._plans.of([page for page, _ in pages])
         streams = [self._own(page, of_page) for page, of_page in pages]
         status = side.statuses.take(plan.status_bytes)
         staging = side.staging.take(plan.total_bytes)

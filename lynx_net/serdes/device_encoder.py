@@ -90,10 +90,9 @@ class DeviceEncoder:
         self._group_values = max(devices.buffers.group_bytes // _VALUE_BYTES[layout.dtype], 1)
         self._positions = (fine % layout.page_tokens).astype(np.int32)
         self._uploaded: dict[int, Any] = {}
+        self._plans: dict[tuple[int, int, Kind], BatchPlan] = {}
 
     def check(self, kind: Kind, array: Any, layout: CacheLayout) -> None:
-        if not self._devices.backend.is_device_array(array):
-            raise LocalProtocolError(f"{kind}s are not in device memory, the layer's other array is")
         try:
             view = self._devices.backend.view(array)
         except CodecError as error:
@@ -134,13 +133,20 @@ class DeviceEncoder:
             view = backend.view(array)
             side = self._devices.side(view.device)
             side.runtime.after_caller(side.encoding, backend.current_stream(array))
-            sources[kind] = _Source(view, side, side.codec(self._codecs.own(pages[0].layer, kind)))
+            first = next(page for page in pages if page.kind == kind)  # no page is longer
+            sources[kind] = _Source(view, side, side.codec(self._codecs.own(first.layer, kind), first.shape))
         return sources
 
     def _plan(self, codec: DeviceCodec, group: Sequence[PageRef]) -> BatchPlan:
-        fine_at = np.searchsorted(self._fine, [page.start for page in group])
-        job = self._devices.backend.job
-        return codec.plan([job(page.start, page.shape, int(at)) for page, at in zip(group, fine_at, strict=True)])
+        """All layers are cut into the same groups."""
+        key = (id(codec), group[0].start, group[0].kind)
+        if key not in self._plans:
+            fine_at = np.searchsorted(self._fine, [page.start for page in group])
+            job = self._devices.backend.job
+            self._plans[key] = codec.plan(
+                [job(page.start, page.shape, int(at)) for page, at in zip(group, fine_at, strict=True)]
+            )
+        return self._plans[key]
 
     async def _piece(self, source: _Source, plan: BatchPlan, outlet: Outlet) -> memoryview:
         """Room in the pinned ring. Other transfers' bytes may take it; the end of this one ends the wait."""

@@ -119,7 +119,12 @@ class Sending:
         for kind, array in given.items():
             if kind not in arrays and array is not None and math.prod(array.shape):
                 raise LocalProtocolError(f"layer {layer}: the layout has no {kind}s, but some were given")
-        encoder = self._encoder_for(arrays)
+        on_device = [self._devices.holds(array) for array in arrays.values()]
+        if any(on_device) and not all(on_device):
+            raise LocalProtocolError(
+                f"layer {layer}: keys and values must both be in device memory, or both in host memory"
+            )
+        encoder = self._encoder(on_device=any(on_device))
         for kind, array in arrays.items():
             try:
                 encoder.check(kind, array, layout)
@@ -127,8 +132,8 @@ class Sending:
                 raise LocalProtocolError(f"layer {layer}: {error}") from None
         return encoder, arrays
 
-    def _encoder_for(self, arrays: dict[Kind, Any]) -> LayerEncoder:
-        if not any(self._devices.holds(array) for array in arrays.values()):
+    def _encoder(self, *, on_device: bool) -> LayerEncoder:
+        if not on_device:
             return self._host
         if self._device is None:
             layout = self._transfer.offer.layout

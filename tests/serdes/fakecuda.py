@@ -258,7 +258,7 @@ class FakeCuda:
         assert device < self.devices
         return FakeRuntime(self, device)
 
-    def has_kernels(self, codec: Codec) -> bool:
+    def has_kernels(self, codec: Codec, shape: PageShape) -> bool:
         return codec.name not in self.without_kernels
 
     def codec(self, codec: Codec, device: int) -> FakeCodec:

@@ -58,7 +58,9 @@ async def pass_on(
     """Send a cache from a device to a device (or to the host) and return the complete transfer."""
     layouts: Any = HostCache if on_host else lambda layout: FakeTarget(layout, devices)
     async with (
-        lynx_net.serve(URL, allocate=lambda offer: layouts(offer.layout), device_buffers=buffers, config=config) as server,
+        lynx_net.serve(
+            URL, allocate=lambda offer: layouts(offer.layout), device_buffers=buffers, config=config
+        ) as server,
         lynx_net.connect(server.url, device_buffers=buffers, config=config, **options) as link,
     ):
 
@@ -233,7 +235,7 @@ class TestErrors:
         [
             (np.zeros((300, 2, 15), np.float32), "shape"),
             (np.zeros((300, 2, 16), np.float16), "float16"),
-            (None, "not in device memory"),
+            (None, "both be in device memory"),
         ],
     )
     async def test_wrong_arrays(self, keys: Any, match: str, cuda: FakeCuda, make_cache: Any) -> None:
