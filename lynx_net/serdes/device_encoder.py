@@ -1,9 +1,9 @@
 """Encoding in device memory: groups of pages are encoded, copied to pinned memory and sent, all three at once.
 
 For each group, on the streams of its device: the encoding stream waits for what the caller's stream has, then the
-kernels write the streams of all pages into staging memory; the leaving stream waits for them and copies that to
-a piece of the pinned ring; an event tells the thread, which sleeps in it, and the piece is cut into views of each page's
-streams. While one group is copied the next one is being encoded and the one before is on the wire.
+kernels write the streams of all pages into staging memory; the leaving stream waits for them and copies that to a
+piece of the pinned ring; an event tells the thread, which sleeps in it, and the piece is cut into views of each
+page's streams. While one group is copied the next one is being encoded and the one before is on the wire.
 
 A view keeps its piece of the ring until the link needs it no more: until the receiver has confirmed the frame, or the
 transfer has ended. Residuals wait behind the anchors of all layers, so when the ring is half full they are moved to

@@ -24,7 +24,7 @@ CONFIRM_EVERY_FRAMES = 64
 """A sender remembers about as many frames; fewer would cost more control frames."""
 
 CONFIRM_EVERY_BYTES = 8 << 20
-"""It keeps their bytes, perhaps in memory of which there is little, so much is confirmed even if it came in few frames."""
+"""It keeps their bytes, perhaps in memory of which there is little: few large frames are confirmed early, too."""
 
 _INSTEAD = SendBytes(pack_control(encode_message(Ping())))
 

@@ -10,11 +10,13 @@ import pytest
 from fakecuda import FakeArray
 
 import lynx_net
-from lynx_net import CacheLayout, HostCache, LinkConfig
+from lynx_net import CacheLayout, HostCache
 from lynx_net.errors import CodecError, LocalProtocolError, LynxError, NonFiniteError, TransferAbortedError
 from lynx_net.serdes.device import DeviceBuffers
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from fakecuda import FakeCuda
 
 URL = "tcp://127.0.0.1:0"
@@ -45,23 +47,27 @@ async def write_devices(cache: Any, sending: Any, devices: tuple[int, ...] = (0,
         await sending.write(layer, *(None if one is None else FakeArray(one, device, caller) for one in arrays))
 
 
+async def until(true: Callable[[], object]) -> None:
+    """Wait for something that a thread does."""
+    async with asyncio.timeout(5):
+        while not true():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
 async def pass_on(
     cache: Any,
     *,
     codec: Any = "lynx",
     devices: tuple[int, ...] = (0,),
     buffers: DeviceBuffers | None = None,
-    config: LinkConfig | None = None,
     on_host: bool = False,
     **options: Any,
 ) -> Any:
     """Send a cache from a device to a device (or to the host) and return the complete transfer."""
-    layouts: Any = HostCache if on_host else lambda layout: FakeTarget(layout, devices)
+    target: Any = HostCache if on_host else lambda layout: FakeTarget(layout, devices)
     async with (
-        lynx_net.serve(
-            URL, allocate=lambda offer: layouts(offer.layout), device_buffers=buffers, config=config
-        ) as server,
-        lynx_net.connect(server.url, device_buffers=buffers, config=config, **options) as link,
+        lynx_net.serve(URL, allocate=lambda offer: target(offer.layout), device_buffers=buffers) as server,
+        lynx_net.connect(server.url, device_buffers=buffers, **options) as link,
     ):
 
         async def send() -> None:
@@ -241,10 +247,11 @@ class TestErrors:
     async def test_wrong_arrays(self, keys: Any, match: str, cuda: FakeCuda, make_cache: Any) -> None:
         cache = make_cache()
         async with lynx_net.serve(URL) as server, lynx_net.connect(server.url) as link:
+            sending = link.send("bad", cache.layout)
+            array = None if keys is None else FakeArray(keys)
             with pytest.raises(LocalProtocolError, match=rf"layer 0: keys.*{match}"):
-                async with link.send("bad", cache.layout) as sending:
-                    array = None if keys is None else FakeArray(keys)
-                    await sending.write(0, array, FakeArray(cache.arrays[0, "value"]))
+                await sending.write(0, array, FakeArray(cache.arrays[0, "value"]))
+            sending.cancel()
             await cache.send_on(link, "good")
 
     async def test_a_group_that_never_fits(self, cuda: FakeCuda, make_cache: Any) -> None:
@@ -303,8 +310,7 @@ class TestEnds:
 
             task = asyncio.create_task(send())
             transfer = await anext(aiter(server))
-            while not cuda.encoded:
-                await asyncio.sleep(0.005)
+            await until(lambda: cuda.encoded)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
@@ -388,6 +394,4 @@ class TestEnds:
                             layer, FakeArray(cache.arrays[layer, "key"]), FakeArray(cache.arrays[layer, "value"])
                         )
                     await sending.delivered
-                async with asyncio.timeout(2):
-                    while ring.used_bytes:
-                        await asyncio.sleep(0.01)
+                await until(lambda ring=ring: not ring.used_bytes)
