@@ -76,9 +76,9 @@ class PinnedRing:
             return sum(arena.used_bytes for _, arena in self._slabs)
 
     @property
-    def pressed(self) -> bool:
-        """Whether more than half of the limit is handed out."""
-        return self.used_bytes > self.limit_bytes // 2
+    def contended(self) -> bool:
+        """Whether somebody waits for room: whoever comes now waits behind."""
+        return self._turn.locked()
 
     def take(self, size_bytes: int) -> memoryview | None:
         """A writable view of so many bytes with any content, or None if there is no room now. Never blocks."""

@@ -151,6 +151,8 @@ class DeviceEncoder:
     async def _piece(self, source: _Source, plan: BatchPlan, outlet: Outlet) -> memoryview:
         """Room in the pinned ring. Other transfers' bytes may take it; the end of this one ends the wait."""
         ring = self._devices.ring(source.side.device)
+        if not ring.contended and (at_once := ring.take(plan.total_bytes)) is not None:
+            return at_once
         try:
             piece: memoryview = await outlet.unless_ended(
                 ring.take_when_free(plan.total_bytes, lambda: run_blocking(self._executor, ring.grow))
