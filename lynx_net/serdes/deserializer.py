@@ -13,6 +13,8 @@ from lynx_net.aio.transfer import IncomingTransfer, Offer
 from lynx_net.errors import CodecError, LynxError
 from lynx_net.serdes.decoder import HostDecoder, checked_array
 from lynx_net.serdes.device_decoder import DeviceDecoders
+from lynx_net.serdes.waiting import BATCH_PAGES, WaitingPages
+from lynx_net.wire.layout import PageRef
 from lynx_net.wire.messages import AbortCode
 from lynx_net.wire.receiving import largest_of
 
@@ -33,12 +35,9 @@ __all__ = ["ReceivedTransfer"]
 
 logger = logging.getLogger("lynx_net")
 
-BATCH_PAGES = 32
-"""Pages decoded in one visit to the decoder thread; bounds how long an abort waits for the thread."""
-
 
 @dataclass(slots=True)
-class _Batch:
+class _Begun:
     """Pages in decoding, with streams 0 to `stream`."""
 
     stream: int
@@ -94,10 +93,16 @@ class ReceivedTransfer(IncomingTransfer):
         self.pool = on_devices.pool
         # Bytes go to a device while it decodes what came before.
         self._most_begun = 1 if self.pool is None else 2
-        # Page numbers that wait for the decoder, by the last stream that is there; all of it under the link's lock.
-        self._waiting: list[dict[int, None]] = [{} for _ in range(offer.streams)]
-        self._waiting_bytes = [0] * offer.streams
-        self._layer_arrived = [[0] * layout.layers for _ in range(offer.streams)]
+        self._pages = first
+        self._waiting = WaitingPages(
+            streams=offer.streams,
+            pages_per_layer=self._pages_per_layer,
+            layers=layout.layers,
+            run_pages=BATCH_PAGES if self.pool is None else self._device_run(link),
+            whole=self.pool is not None,
+            bytes_of=lambda page, stream: largest_of(self.sizes(page)[stream]),
+        )
+        """Under the link's lock."""
         self._decoding = False
         self._loop = link.loop
         self._error: LynxError | None = None
@@ -111,21 +116,12 @@ class ReceivedTransfer(IncomingTransfer):
         return self._need_bytes
 
     def page_arrived(self, page: int, stream: int) -> None:
-        """Visits of the decoder thread cost more than a page: one is due when a layer is whole, or much waits."""
+        """Visits of the decoder thread cost more than a page: `WaitingPages` says when one is due."""
         state = self.link.core.receive_state(self.id)
         if self._error is not None or state is None:
             return
-        for earlier in self._waiting[:stream]:
-            earlier.pop(page, None)
-        self._waiting[stream][page] = None
-        self._waiting_bytes[stream] += largest_of(self.sizes(page)[stream])
-        layer = page // self._pages_per_layer
-        self._layer_arrived[stream][layer] += 1
-        due = (
-            self._layer_arrived[stream][layer] == self._pages_per_layer
-            or len(self._waiting[stream]) >= BATCH_PAGES
-            or self._waiting_bytes[stream] >= state.windows[stream].window // 4
-        )
+        share = 4 if self.pool is None else 2  # batches for a device had better be whole
+        due = self._waiting.add(page, stream, state.windows[stream].window // share)
         if due and not self._decoding:
             self._decoding = True
             if self._executor is None:
@@ -137,15 +133,14 @@ class ReceivedTransfer(IncomingTransfer):
         """Everything waiting is dropped; the waiters learn of it when the decoder thread has let go of the target."""
         with self.link.lock:
             self._error = error
-            for waiting in self._waiting:
-                waiting.clear()
+            self._waiting.clear()
             decoding = self._decoding
         if not decoding:
             super().fail(error)
 
     def _decode_waiting(self) -> None:
         """Runs in the decoder thread until nothing waits: one batch is begun while the one before is decoded."""
-        begun: deque[_Batch] = deque()
+        begun: deque[_Begun] = deque()
         try:
             while True:
                 if (batch := self._next_batch(idle=not begun)) is not None:
@@ -170,36 +165,42 @@ class ReceivedTransfer(IncomingTransfer):
             self._loop.call_soon_threadsafe(self._let_go)
             logger.exception("the decoder of transfer %d failed", self.id)
 
-    def _begin(self, batch: _Batch) -> None:
-        """Pages of one array together; a page without streams is of a transfer that has ended."""
-        pages: list[Arrived] = []
-        for index in batch.pages:
-            if streams := self.link.page_streams(self, index, batch.stream):
-                pages.append((self.offer.layout.page(index), streams))
+    def _begin(self, batch: _Begun) -> None:
+        """Pages of one array together; there are none if the transfer has ended."""
+        streams = self.link.page_streams(self, batch.pages, batch.stream)
+        pages: list[Arrived] = list(zip(map(self._page, batch.pages), streams, strict=False))
         pages.sort(key=lambda arrived: arrived[0].index)
         for (layer, kind), run in itertools.groupby(pages, key=lambda arrived: (arrived[0].layer, arrived[0].kind)):
             batch.started.append(self._decoders[layer, kind].start(list(run)))
 
-    def _settle(self, begun: Iterable[_Batch]) -> None:
+    def _page(self, index: int) -> PageRef:
+        """As `layout.page`, without its checks."""
+        layer, position = divmod(index, self._pages_per_layer)
+        like = self._pages[position]
+        return PageRef(index, layer, like.kind, like.start, like.stop, like.shape)
+
+    def _device_run(self, link: Link) -> int:
+        """Pages of a run for a device: what is due is not to wait for more than the windows allow to come."""
+        residuals = [largest_of(size) for sizes in self._layer_sizes[:1] for page in sizes for size in page[1:]]
+        room = link.core.config.residual_window_bytes // 4 // max([1, *residuals])
+        return min(max(room, 1), BATCH_PAGES)
+
+    def _settle(self, begun: Iterable[_Begun]) -> None:
         """After an error: wait until nothing writes to the target any more. The first error is the one that counts."""
         for batch in begun:
             for started in batch.started:
                 with contextlib.suppress(Exception):
                     started.finish()
 
-    def _next_batch(self, *, idle: bool) -> _Batch | None:
+    def _next_batch(self, *, idle: bool) -> _Begun | None:
         """Pages of the earliest stream that has any: anchors first, also here.
 
         None if nothing waits; if the thread is `idle`, too, that is the end of the visit.
         """
         with self.link.lock:
-            for stream, waiting in enumerate(self._waiting):
-                if waiting:
-                    pages = list(itertools.islice(waiting, BATCH_PAGES))
-                    for page in pages:
-                        del waiting[page]
-                    self._waiting_bytes[stream] = sum(largest_of(self.sizes(page)[stream]) for page in waiting)
-                    return _Batch(stream, pages)
+            batch = self._waiting.next()
+            if batch is not None:
+                return _Begun(*batch)
             if not idle:
                 return None
             self._decoding = False

@@ -13,6 +13,7 @@ receiver has not confirmed yet, and need not confirm before more comes, cannot s
 
 from __future__ import annotations
 
+import ctypes
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -245,5 +246,5 @@ def _moved(encoded: Sequence[EncodedPage], first: int) -> list[EncodedPage]:
 
 
 def address_of(view: memoryview) -> int:
-    """Where the bytes of a view lie."""
-    return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])
+    """Where the bytes of a view lie, which is writable and not empty."""
+    return ctypes.addressof(ctypes.c_ubyte.from_buffer(view))

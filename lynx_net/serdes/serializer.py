@@ -191,9 +191,11 @@ class _Outlet:
     def put(self, encoded: Sequence[EncodedPage]) -> None:
         if not encoded:
             return
-        for stream in range(len(encoded[0].streams)):
-            for page, streams in encoded:
-                self._transfer.submit(page.index, stream, streams[stream], _rank(page) if stream else ())
+        self._transfer.submit_all(
+            (page.index, stream, streams[stream], _rank(page) if stream else ())
+            for stream in range(len(encoded[0].streams))
+            for page, streams in encoded
+        )
 
 
 def _rank(page: PageRef) -> tuple[int, ...]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import lynx_gpu
 import pytest
 from nvrtc import NvrtcError, compile_file, find_nvrtc
+
+import lynx_gpu
 
 pytestmark = pytest.mark.skipif(find_nvrtc() is None, reason="needs NVRTC: pip install nvidia-cuda-nvrtc")
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from emulated_cupy import emulated_cupy
 
-from lynx_codec import CodecError, PageShape, get_codec
-from lynx_codec.exact import CLOSED, OPEN, PLAIN
+from lynx_codec import PageShape, get_codec
+from lynx_codec.exact import CLOSED, PLAIN
 from lynx_gpu import DeviceCodec, PageJob, device_view
 
 if TYPE_CHECKING:
