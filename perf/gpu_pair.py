@@ -45,9 +45,10 @@ BUFFERS = DeviceBuffers(prepare=(0,))
 SOURCE_BYTES = 64 << 20
 
 
-def layout_of(tokens: int) -> CacheLayout:
+def layout_of(tokens: int, page_tokens: int = 256) -> CacheLayout:
     """Of the 8B shape."""
-    return CacheLayout(layers=LAYERS, tokens=tokens, heads=HEADS, key_size=SIZE, value_size=SIZE, dtype="bfloat16")
+    sizes = {"heads": HEADS, "key_size": SIZE, "value_size": SIZE}
+    return CacheLayout(layers=LAYERS, tokens=tokens, **sizes, dtype="bfloat16", page_tokens=page_tokens)
 
 
 # ---- the decode process
@@ -112,8 +113,9 @@ def _device_bytes(devices: Any, cache_bytes: int) -> dict[str, int]:
 class Sender:
     """A cache on the device, and where to send it."""
 
-    def __init__(self, pipe: Connection, tokens: int, lanes: int, window_bytes: int) -> None:
+    def __init__(self, pipe: Connection, tokens: int, lanes: int, window_bytes: int, page_tokens: int) -> None:
         self._pipe = pipe
+        self._page_tokens = page_tokens
         self._lanes = lanes
         self._window_bytes = window_bytes
         self.url, self.bytes_url = pipe.recv()
@@ -136,7 +138,7 @@ class Sender:
             options["fine"] = ()
         async with lynx_net.connect(self.url, rate=rate, lanes=self._lanes, device_buffers=BUFFERS) as link:
             began_s = time.monotonic()
-            written_s = await self._write(link, layout_of(tokens), options)
+            written_s = await self._write(link, layout_of(tokens, self._page_tokens), options)
             told: dict[str, Any] = await asyncio.to_thread(self._pipe.recv)
             self.beyond = _device_bytes(link._devices, self.cache_bytes)
         told = {
@@ -274,6 +276,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="of paced transfers")
     parser.add_argument("--unpaced", type=int, default=3, help="rounds of unpaced transfers")
     parser.add_argument("--lanes", type=int, default=8)
+    parser.add_argument("--page-tokens", type=int, default=256)
     parser.add_argument("--window-bytes", type=int, default=LinkConfig().residual_window_bytes)
     options = parser.parse_args()
     if device_count() == 0:
@@ -284,18 +287,23 @@ def main() -> None:
     process = context.Process(target=receive, args=arguments, daemon=True)
     process.start()
     there.close()
-    sender = Sender(here, max(options.tokens), options.lanes, options.window_bytes)
+    sender = Sender(here, max(options.tokens), options.lanes, options.window_bytes, options.page_tokens)
     found = run(measure(sender, options))
     here.send("over")
     found["device_memory"] = {"prefill": sender.beyond, "decode": here.recv()}
     process.join()
     found["copies_gb_per_s"] = copies_gb_per_s()
     device = cupy().cuda.runtime.getDeviceProperties(0)["name"].decode()
-    print(f"{device}, {LAYERS} layers, {HEADS} KV heads of {SIZE}, bfloat16, {options.lanes} lanes over loopback")
+    print(
+        f"{device}, {LAYERS} layers, {HEADS} KV heads of {SIZE}, bfloat16, pages of {options.page_tokens} tokens, "
+        f"{options.lanes} lanes over loopback"
+    )
     print("\n".join(table(found)))
     if options.json:
         facts = {"machine": machine_facts(PACKAGES), "version": lynx_net.__version__, "device": device}
-        options.json.write_text(json.dumps({**facts, "lanes": options.lanes, **found}, indent=1) + "\n")
+        options.json.write_text(
+            json.dumps({**facts, "lanes": options.lanes, "page_tokens": options.page_tokens, **found}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from lynx_codec.base import CHUNK_TOKENS, Codec, PageShape
 from lynx_codec.errors import CodecError
 from lynx_codec.layout import (
+    check_positions,
     BF16_ID,
     FLAG_WIDE,
     FLAGS_AT,
@@ -334,7 +336,8 @@ class PageCodec(Codec):
                 self._seen.clear()
             self._seen[key] = header
         if len(self.row_bits) > 1 and shape.fine:
-            read_positions(np.frombuffer(streams[0], np.uint8), self.sections(shape, header.wide), shape)
+            at = self.sections(shape, header.wide).fine_positions
+            check_positions(struct.unpack_from(f"<{shape.fine}H", streams[0], at), shape)
         return header
 
     def sections(self, shape: PageShape, wide: bool) -> Sections:
