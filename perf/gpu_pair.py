@@ -42,6 +42,7 @@ LAYERS, HEADS, SIZE = 32, 8, 128
 DEFAULT = "default"
 CODECS = ("bf16", "int8", "int4", "lynx", DEFAULT)
 BUFFERS = DeviceBuffers(prepare=(0,))
+SENDER_BUFFERS = DeviceBuffers(prepare=(0,), receive_pinned_bytes=0)
 SOURCE_BYTES = 64 << 20
 
 
@@ -136,7 +137,7 @@ class Sender:
         options: dict[str, Any] = {} if codec == DEFAULT else {"codec": codec}
         if codec not in (DEFAULT, "lynx"):
             options["fine"] = ()
-        async with lynx_net.connect(self.url, rate=rate, lanes=self._lanes, device_buffers=BUFFERS) as link:
+        async with lynx_net.connect(self.url, rate=rate, lanes=self._lanes, device_buffers=SENDER_BUFFERS) as link:
             began_s = time.monotonic()
             written_s = await self._write(link, layout_of(tokens, self._page_tokens), options)
             told: dict[str, Any] = await asyncio.to_thread(self._pipe.recv)

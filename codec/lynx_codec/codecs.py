@@ -10,7 +10,6 @@ import numpy as np
 from lynx_codec.base import CHUNK_TOKENS, Codec, PageShape
 from lynx_codec.errors import CodecError
 from lynx_codec.layout import (
-    check_positions,
     BF16_ID,
     FLAG_WIDE,
     FLAGS_AT,
@@ -21,6 +20,7 @@ from lynx_codec.layout import (
     LYNX_ID,
     PageHeader,
     Sections,
+    check_positions,
     header_template,
     planes,
     read_header,

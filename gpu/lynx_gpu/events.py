@@ -6,6 +6,8 @@ interpreter lock, so that a thread in it costs nothing (docs/gpu.md compares it 
 
 from __future__ import annotations
 
+import weakref
+from collections import deque
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -17,20 +19,50 @@ __all__ = ["Event", "Memory", "Runtime"]
 _HOST_TO_DEVICE, _DEVICE_TO_HOST = 1, 2
 
 
+SPARE_BYTES = 2 * 1024 * 1024 * 1024
+"""So much pinned memory that nobody uses any more is kept for whoever comes next."""
+
+
 class Memory:
-    """Memory that is freed when this object is; pinned, or of a device.
+    """Memory that goes when this object does; pinned, or of a device.
 
     Attributes:
         address: its first byte.
         size_bytes: how many there are.
     """
 
-    __slots__ = ("_owner", "address", "size_bytes")
+    __slots__ = ("__weakref__", "_owner", "address", "size_bytes")
 
     def __init__(self, address: int, size_bytes: int, owner: object) -> None:
         self.address = address
         self.size_bytes = size_bytes
         self._owner = owner
+
+
+class _Spare:
+    """Pinned memory of closed endpoints: to free it makes all devices wait, to allocate it takes long."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, deque[Any]] = {}
+        self._kept_bytes = 0
+
+    def take(self, size_bytes: int) -> Any:
+        """An owner of so much, or None."""
+        try:
+            owner = self._kept[size_bytes].popleft()
+        except (KeyError, IndexError):
+            return None
+        self._kept_bytes -= size_bytes
+        return owner
+
+    def give(self, owner: Any, size_bytes: int) -> None:
+        """For finalizers, which may run anywhere: takes no lock."""
+        if self._kept_bytes + size_bytes <= SPARE_BYTES:
+            self._kept_bytes += size_bytes
+            self._kept.setdefault(size_bytes, deque()).append(owner)
+
+
+_SPARE = _Spare()
 
 
 class Event:
@@ -69,9 +101,13 @@ class Runtime:
 
     def pinned(self, size_bytes: int) -> Memory:
         """Host memory that every device of the process can copy to and from without another copy."""
-        with self._cupy.cuda.Device(self.device):
-            owner = self._cupy.cuda.PinnedMemory(size_bytes, self._calls.hostAllocPortable)
-        return Memory(owner.ptr, size_bytes, owner)
+        owner = _SPARE.take(size_bytes)
+        if owner is None:
+            with self._cupy.cuda.Device(self.device):
+                owner = self._cupy.cuda.PinnedMemory(size_bytes, self._calls.hostAllocPortable)
+        memory = Memory(owner.ptr, size_bytes, owner)
+        weakref.finalize(memory, _SPARE.give, owner, size_bytes).atexit = False
+        return memory
 
     def memory(self, size_bytes: int) -> Memory:
         """Memory of the device, not out of anybody's pool, so that what it takes is what is asked for."""

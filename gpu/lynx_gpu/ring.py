@@ -1,4 +1,4 @@
-"""Bounded buffers that transfers share: pinned host memory, and staging memory on a device.
+"""Bounded buffers that transfers share: pinned host memory, what overflows from it, and staging memory on a device.
 
 Rules:
 
@@ -19,17 +19,20 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+
 from lynx_codec.errors import LynxError
-from lynx_gpu.arena import Arena
+from lynx_gpu.arena import ALIGN_BYTES, Arena
+from lynx_gpu.events import Memory
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
-    from lynx_gpu.events import Event, Memory
+    from lynx_gpu.events import Event
 
-__all__ = ["SLAB_BYTES", "BufferTooLargeError", "PinnedRing", "Staging"]
+__all__ = ["SLAB_BYTES", "BufferTooLargeError", "PinnedRing", "Staging", "ordinary_memory"]
 
-SLAB_BYTES = 64 * 1024 * 1024
+SLAB_BYTES = 128 * 1024 * 1024
 """What a ring grows by; no piece is larger."""
 
 
@@ -41,6 +44,12 @@ class Allocate(Protocol):
     """Allocates pinned memory or device memory."""
 
     def __call__(self, size_bytes: int) -> Memory: ...
+
+
+def ordinary_memory(size_bytes: int) -> Memory:
+    """Host memory that is not pinned, for a ring that takes what overflows from another."""
+    owner = np.empty(size_bytes, np.uint8)
+    return Memory(int(owner.__array_interface__["data"][0]), size_bytes, owner)
 
 
 class PinnedRing:
@@ -90,6 +99,16 @@ class PinnedRing:
                     return self._view(memory, arena, offset, size_bytes)
         return None
 
+    def take_all(self, sizes_bytes: Sequence[int]) -> list[memoryview] | None:
+        """`take` for several pieces: all of them or none."""
+        pieces = []
+        for size in sizes_bytes:
+            piece = self.take(size)
+            if piece is None:
+                return None
+            pieces.append(piece)
+        return pieces
+
     def grow(self) -> bool:
         """Allocate a slab more; False at the limit. Blocks for some milliseconds, so call it in a thread."""
         size = min(self._slab_bytes, self.limit_bytes - self.allocated_bytes)
@@ -100,17 +119,17 @@ class PinnedRing:
             self._slabs.append((memory, Arena(size)))
         return True
 
-    async def take_when_free(self, size_bytes: int, grow: Callable[[], Awaitable[bool]]) -> memoryview:
-        """The same as `take`, but waits for its turn and for room. `grow` runs `self.grow` in a thread.
+    async def take_when_free(self, sizes_bytes: Sequence[int], grow: Callable[[], Awaitable[bool]]) -> list[memoryview]:
+        """The same as `take_all`, but waits for its turn and for room. `grow` runs `self.grow` in a thread.
 
-        Cancelling loses nothing.
+        Nothing is held while it waits, and cancelling loses nothing.
 
         Raises:
-            BufferTooLargeError: larger than a slab.
+            BufferTooLargeError: together they are larger than a slab.
         """
-        if size_bytes > self._slab_bytes:
+        if sum(sizes_bytes) + ALIGN_BYTES * len(sizes_bytes) > self._slab_bytes:
             raise BufferTooLargeError(
-                f"{size_bytes} bytes for one group of pages; the pinned memory is cut into {self._slab_bytes} at most"
+                f"{sum(sizes_bytes)} bytes for one group of pages; pinned memory is cut into {self._slab_bytes} at most"
             )
         async with self._turn:
             room = asyncio.Event()
@@ -118,9 +137,9 @@ class PinnedRing:
             try:
                 while True:
                     room.clear()
-                    piece = self.take(size_bytes)
-                    if piece is not None:
-                        return piece
+                    pieces = self.take_all(sizes_bytes)
+                    if pieces is not None:
+                        return pieces
                     if not await grow():
                         await room.wait()
             finally:
@@ -152,12 +171,12 @@ class Staging:
     Args:
         limit_bytes: never more than this is allocated.
         allocate: device memory.
-        slab_bytes: what it grows by, at most.
+        slab_bytes: what it grows by, at most; the limit by default, so that there is one slab.
     """
 
-    def __init__(self, limit_bytes: int, allocate: Allocate, slab_bytes: int = SLAB_BYTES) -> None:
+    def __init__(self, limit_bytes: int, allocate: Allocate, slab_bytes: int | None = None) -> None:
         self.limit_bytes = limit_bytes
-        self._slab_bytes = min(slab_bytes, limit_bytes)
+        self._slab_bytes = min(slab_bytes or limit_bytes, limit_bytes)
         self._allocate = allocate
         self._slabs: list[tuple[Memory, Arena]] = []
         self._busy: deque[tuple[Event, int]] = deque()

@@ -12,7 +12,7 @@ import numpy as np
 
 from lynx_codec import PAGE_TOKENS, PageShape
 from lynx_codec.plan import DEFAULT_PLAN
-from lynx_gpu.ring import PinnedRing, Staging
+from lynx_gpu.ring import PinnedRing, Staging, ordinary_memory
 from lynx_net.errors import LocalProtocolError
 from lynx_net.serdes.backend import Backend, CudaBackend
 from lynx_net.wire.pool import BufferPool
@@ -38,8 +38,10 @@ class DeviceBuffers:
     """Bounds of the memory that transfers from and to devices use, for an endpoint. Nothing is used without them.
 
     Attributes:
-        send_pinned_bytes: pinned host memory for what is to be sent. A sender that finds it full waits until the link
-            has let go of something, which it has once the receiver has confirmed it.
+        send_pinned_bytes: pinned host memory for what is to be sent. A sender that finds it full waits a while for the
+            link to let go of something, which it does once the receiver has confirmed it.
+        overflow_bytes: ordinary memory that is kept for what has to make room there: residuals, which wait behind all
+            anchors, and what has waited for too long. What does not fit here is allocated each time, which is slow.
         receive_pinned_bytes: pinned host memory for what has arrived; what does not fit lies in ordinary memory, from
             which it gets to the device more slowly.
         staging_bytes: memory of each device beside the caches, for both directions together.
@@ -48,14 +50,16 @@ class DeviceBuffers:
             else that happens in the first transfers, which then take longer.
     """
 
-    send_pinned_bytes: int = 256 * 1024 * 1024
+    send_pinned_bytes: int = 1024 * 1024 * 1024
+    overflow_bytes: int = 4 * 1024 * 1024 * 1024
     receive_pinned_bytes: int = 1024 * 1024 * 1024
     staging_bytes: int = 128 * 1024 * 1024
-    group_bytes: int = 8 * 1024 * 1024
+    group_bytes: int = 16 * 1024 * 1024
     prepare: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if min(self.send_pinned_bytes, self.staging_bytes, self.group_bytes) < 1 or self.receive_pinned_bytes < 0:
+        least = min(self.send_pinned_bytes, self.staging_bytes, self.group_bytes)
+        if least < 1 or min(self.receive_pinned_bytes, self.overflow_bytes) < 0:
             raise LocalProtocolError(f"buffers for devices must have positive sizes: {self}")
 
 
@@ -69,6 +73,7 @@ class Devices:
         self._lock = threading.Lock()
         self._ring: PinnedRing | None = None
         self._receive_ring: PinnedRing | None = None
+        self._overflow = PinnedRing(buffers.overflow_bytes, ordinary_memory)
         self._receive_pool: BufferPool | None = None
         self._pinning: ThreadPoolExecutor | None = None
 
@@ -92,6 +97,13 @@ class Devices:
         if self._ring is None:
             self._ring = PinnedRing(self.buffers.send_pinned_bytes, self.side(device).runtime.pinned)
         return self._ring
+
+    def overflow_room(self, size_bytes: int) -> memoryview:
+        """Ordinary memory for what does not stay in the ring, or has not found room there; used again and again."""
+        room = self._overflow.take(size_bytes)
+        if room is None and self._overflow.grow():  # at no cost: pages are there once they are written to
+            room = self._overflow.take(size_bytes)
+        return memoryview(np.empty(size_bytes, np.uint8)) if room is None else room
 
     def receive_pool(self, device: int, need_bytes: int) -> BufferPool:
         """Buffers for what arrives for any device, pinned as far as there is pinned memory by then.
@@ -126,6 +138,8 @@ class Devices:
         """The endpoint has closed: what is allocated goes when nothing uses it any more."""
         if self._pinning is not None:
             self._pinning.shutdown(wait=False, cancel_futures=True)
+        self._ring = self._receive_ring = self._receive_pool = None
+        self._sides = {}
 
 
 class DeviceSide:

@@ -6,13 +6,14 @@ piece of the pinned ring; an event tells the thread, which sleeps in it, and the
 page's streams. While one group is copied the next one is being encoded and the one before is on the wire.
 
 A view keeps its piece of the ring until the link needs it no more: until the receiver has confirmed the frame, or the
-transfer has ended. Residuals wait behind the anchors of all layers, so when the ring is half full they are moved to
-ordinary memory: anchors never wait for room that residuals take. When it is nearly full everything is moved: what the
-receiver has not confirmed yet, and need not confirm before more comes, cannot stop the link.
+transfer has ended. Residuals wait behind the anchors of all layers, so when the ring is rather full they are moved to
+ordinary memory: anchors never wait for room that residuals take. A sender that finds no room all the same waits a
+while.
 """
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 from collections import deque
 from dataclasses import dataclass
@@ -45,11 +46,15 @@ __all__ = ["DeviceEncoder"]
 IN_FLIGHT = 2
 """Groups that the device works on at once: one is encoded while the other is copied."""
 
-RESIDUALS_MOVE = 0.5
+FIRST_SHARE = 8
+"""The first group of a transfer is so much smaller, so that the wire has something soon."""
+
+RESIDUALS_MOVE = 0.6
 """Share of the pinned ring in use from which on residuals are moved to ordinary memory."""
 
-ALL_MOVES = 0.75
-"""And all streams."""
+RING_WAIT_S = 0.1
+"""So long a sender waits for room in the ring. Without an end it might wait for bytes that the receiver has, but need
+not confirm before it gets more."""
 
 _VALUE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
@@ -65,12 +70,20 @@ class _Source:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A group whose pages have a place to go to."""
+    """A group whose pages have places to go to: their first streams together, and all others."""
 
     group: list[PageRef]
     source: _Source
     plan: BatchPlan
-    piece: memoryview
+    later_at: int
+    first: memoryview
+    later: memoryview | None
+
+    def stream(self, number: int, offset: int, length: int) -> memoryview:
+        """The bytes of a stream that lies there in the plan's piece."""
+        if number == 0 or self.later is None:
+            return self.first[offset : offset + length]
+        return self.later[offset - self.later_at : offset - self.later_at + length]
 
 
 class DeviceEncoder:
@@ -91,7 +104,7 @@ class DeviceEncoder:
         self._group_values = max(devices.buffers.group_bytes // _VALUE_BYTES[layout.dtype], 1)
         self._positions = (fine % layout.page_tokens).astype(np.int32)
         self._uploaded: dict[int, Any] = {}
-        self._plans: dict[tuple[int, int, Kind], BatchPlan] = {}
+        self._plans: dict[tuple[int, int, int, Kind], BatchPlan] = {}
 
     def check(self, kind: Kind, array: Any, layout: CacheLayout) -> None:
         try:
@@ -108,7 +121,8 @@ class DeviceEncoder:
         sources = await run_blocking(self._executor, self._sources, pages, arrays)
         started: deque[tuple[_Job, Event]] = deque()
         try:
-            for group in groups_of(pages, self._group_values, apart=lambda page: page.kind):
+            small = self._group_values // FIRST_SHARE if not self._plans else None
+            for group in groups_of(pages, self._group_values, apart=lambda page: page.kind, first_values=small):
                 source = sources[group[0].kind]
                 await outlet.wait_for_room()
                 if source.codec is None:
@@ -117,7 +131,9 @@ class DeviceEncoder:
                     outlet.put(await run_blocking(self._executor, self._encode_on_host, group, source))
                     continue
                 plan = self._plan(source.codec, group)
-                job = _Job(group, source, plan, await self._piece(source, plan, outlet))
+                later_at = min((spans[1][0] for spans in plan.spans if len(spans) > 1), default=plan.total_bytes)
+                first, *later = await self._pieces(source, [later_at, plan.total_bytes - later_at])
+                job = _Job(group, source, plan, later_at, first, later[0] if later else None)
                 encoded = await run_blocking(self._executor, self._step, job, started)
                 outlet.put(encoded)
             while started:
@@ -140,7 +156,7 @@ class DeviceEncoder:
 
     def _plan(self, codec: DeviceCodec, group: Sequence[PageRef]) -> BatchPlan:
         """All layers are cut into the same groups."""
-        key = (id(codec), group[0].start, group[0].kind)
+        key = (id(codec), group[0].start, len(group), group[0].kind)
         if key not in self._plans:
             fine_at = np.searchsorted(self._fine, [page.start for page in group])
             job = self._devices.backend.job
@@ -149,18 +165,19 @@ class DeviceEncoder:
             )
         return self._plans[key]
 
-    async def _piece(self, source: _Source, plan: BatchPlan, outlet: Outlet) -> memoryview:
-        """Room in the pinned ring. Other transfers' bytes may take it; the end of this one ends the wait."""
+    async def _pieces(self, source: _Source, sizes: Sequence[int]) -> list[memoryview]:
+        """Room in the pinned ring, once there is some; if that takes long, in ordinary memory, which is slower."""
         ring = self._devices.ring(source.side.device)
-        if not ring.contended and (at_once := ring.take(plan.total_bytes)) is not None:
+        wanted = [size for size in sizes if size]
+        if not ring.contended and (at_once := ring.take_all(wanted)) is not None:
             return at_once
         try:
-            piece: memoryview = await outlet.unless_ended(
-                ring.take_when_free(plan.total_bytes, lambda: run_blocking(self._executor, ring.grow))
-            )
+            async with asyncio.timeout(RING_WAIT_S):
+                return await ring.take_when_free(wanted, lambda: run_blocking(self._executor, ring.grow))
         except BufferTooLargeError as error:
             raise LocalProtocolError(f"{error}; give more send_pinned_bytes, or smaller pages") from error
-        return piece
+        except TimeoutError:
+            return [self._devices.overflow_room(size) for size in wanted]
 
     def _step(self, job: _Job, started: deque[tuple[_Job, Event]]) -> list[EncodedPage]:
         """Start one group, and finish the oldest if that makes too many. In the codec thread."""
@@ -174,7 +191,9 @@ class DeviceEncoder:
         try:
             codec.encode(job.source.view, plan, self._fine_on(side), staging, side.encoding)
             side.runtime.after(side.leaving, side.runtime.record(side.encoding))
-            side.runtime.to_host(address_of(job.piece), staging, plan.total_bytes, side.leaving)
+            side.runtime.to_host(address_of(job.first), staging, job.later_at, side.leaving)
+            if job.later is not None:
+                side.runtime.to_host(address_of(job.later), staging + job.later_at, job.later.nbytes, side.leaving)
         except BaseException:  # what was launched all the same reads the array and writes to the piece
             side.runtime.record(side.encoding).wait()
             side.runtime.record(side.leaving).wait()
@@ -197,7 +216,7 @@ class DeviceEncoder:
         job, copied = started.popleft()
         copied.wait()
         try:
-            lengths = job.plan.lengths(job.piece)
+            lengths = job.plan.lengths(job.first)
         except NonFiniteError:
             self._encode_on_host(job.group, job.source)  # raises the same, and knows the page
             raise
@@ -207,11 +226,28 @@ class DeviceEncoder:
         encoded = []
         for page, spans, of_page in zip(job.group, job.plan.spans, lengths, strict=True):
             streams = [memoryview(b"")] * len(self._codecs.stream_names)
-            for place, (offset, _), length in zip(places, spans, of_page, strict=True):
-                streams[place] = job.piece[offset : offset + length]
+            for number, (place, (offset, _), length) in enumerate(zip(places, spans, of_page, strict=True)):
+                streams[place] = job.stream(number, offset, length)
             encoded.append(EncodedPage(page, streams))
-        used = ring.used_bytes / ring.limit_bytes
-        return encoded if used < RESIDUALS_MOVE else _moved(encoded, 1 if used < ALL_MOVES else 0)
+        return encoded if ring.used_bytes < RESIDUALS_MOVE * ring.limit_bytes else self._moved(encoded)
+
+    def _moved(self, encoded: Sequence[EncodedPage]) -> list[EncodedPage]:
+        """The same with the later streams in ordinary memory."""
+        total = sum(stream.nbytes for _, streams in encoded for stream in streams[1:])
+        if not total:
+            return list(encoded)
+        room = self._devices.overflow_room(total)
+        at = 0
+        moved = []
+        for page, streams in encoded:
+            copies = []
+            for stream in streams[1:]:
+                copies.append(room[at : at + stream.nbytes])
+                if stream.nbytes:
+                    np.copyto(np.frombuffer(copies[-1], np.uint8), np.frombuffer(stream, np.uint8))
+                at += stream.nbytes
+            moved.append(EncodedPage(page, [streams[0], *copies]))
+        return moved
 
     def _encode_on_host(self, group: Sequence[PageRef], source: _Source) -> list[EncodedPage]:
         """A codec without kernels: the pages are copied to the host and encoded there. In the codec thread."""
@@ -226,23 +262,6 @@ class DeviceEncoder:
 def _wait_for_all(started: deque[tuple[_Job, Event]]) -> None:
     while started:
         started.popleft()[1].wait()
-
-
-def _moved(encoded: Sequence[EncodedPage], first: int) -> list[EncodedPage]:
-    """The same with the streams from `first` on in ordinary memory."""
-    total = sum(stream.nbytes for _, streams in encoded for stream in streams[first:])
-    room = memoryview(np.empty(total, np.uint8))
-    at = 0
-    moved = []
-    for page, streams in encoded:
-        copies = []
-        for stream in streams[first:]:
-            copies.append(room[at : at + stream.nbytes])
-            if stream.nbytes:
-                np.copyto(np.frombuffer(copies[-1], np.uint8), np.frombuffer(stream, np.uint8))
-            at += stream.nbytes
-        moved.append(EncodedPage(page, [*streams[:first], *copies]))
-    return moved
 
 
 def address_of(view: memoryview) -> int:

@@ -10,7 +10,7 @@ from lynx_net.aio.offload import run_blocking
 from lynx_net.errors import LocalProtocolError, NonFiniteError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from concurrent.futures import Executor
 
     from numpy.typing import NDArray
@@ -40,10 +40,6 @@ class Outlet(Protocol):
 
     async def wait_for_room(self) -> None:
         """Return when more may be encoded; raises the transfer's error."""
-        ...
-
-    async def unless_ended(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Await `work`, which is cancelled if the transfer ends first; raises the transfer's error then."""
         ...
 
     def put(self, encoded: Sequence[EncodedPage]) -> None:
@@ -133,16 +129,23 @@ def fine_positions(fine: NDArray[np.int64], page: PageRef) -> NDArray[np.int64]:
 
 
 def groups_of(
-    pages: Sequence[PageRef], most_values: int, apart: Callable[[PageRef], object] | None = None
+    pages: Sequence[PageRef],
+    most_values: int,
+    apart: Callable[[PageRef], object] | None = None,
+    first_values: int | None = None,
 ) -> Iterator[list[PageRef]]:
-    """Consecutive pages of at most so many values, at least one page; those that differ in `apart` are kept apart."""
+    """Consecutive pages of at most so many values, at least one page; those that differ in `apart` are kept apart.
+
+    The first group has at most `first_values`, if that is given.
+    """
     group: list[PageRef] = []
     values = 0
+    limit = most_values if first_values is None else first_values
     for page in pages:
-        full = values + page.shape.values > most_values
+        full = values + page.shape.values > limit
         if group and (full or (apart is not None and apart(page) != apart(group[0]))):
             yield group
-            group, values = [], 0
+            group, values, limit = [], 0, most_values
         group.append(page)
         values += page.shape.values
     if group:

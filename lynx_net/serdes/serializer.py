@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from lynx_net.errors import CodecError, LocalProtocolError
 from lynx_net.serdes.device_encoder import DeviceEncoder
@@ -12,7 +11,7 @@ from lynx_net.serdes.encoder import HostEncoder
 from lynx_net.wire.messages import AbortCode
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Sequence
+    from collections.abc import Sequence
     from concurrent.futures import Executor
     from types import TracebackType
 
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
     from lynx_net.wire.stats import TransferStats
 
 __all__ = ["Sending"]
-
-T = TypeVar("T")
 
 
 class Sending:
@@ -174,19 +171,6 @@ class _Outlet:
 
     async def wait_for_room(self) -> None:
         await self._transfer.wait_for_room()
-
-    async def unless_ended(self, work: Coroutine[Any, Any, T]) -> T:
-        working = asyncio.create_task(work)
-        ended = asyncio.create_task(self._transfer.delivered.settled())
-        try:
-            await asyncio.wait((working, ended), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in (working, ended):
-                task.cancel()
-            await asyncio.gather(working, ended, return_exceptions=True)
-        if working.cancelled():
-            await self._transfer.delivered  # raises
-        return working.result()
 
     def put(self, encoded: Sequence[EncodedPage]) -> None:
         if not encoded:

@@ -7,7 +7,6 @@ says when. Codecs are those of the CPU.
 from __future__ import annotations
 
 import ctypes
-import itertools
 import queue
 import threading
 import time
@@ -143,12 +142,11 @@ class FakePlan:
         streams = len(codec.stream_names)
         self.status_bytes = 64 + 8 * streams * len(jobs)
         at = self.status_bytes
-        self.spans: list[list[tuple[int, int]]] = []
-        for job in jobs:
-            sizes = codec.stream_bytes(job.shape, wide=True)
-            ends = list(itertools.accumulate(sizes, initial=at))
-            self.spans.append(list(zip(ends, sizes, strict=False)))
-            at = ends[-1]
+        self.spans: list[list[tuple[int, int]]] = [[] for _ in jobs]
+        for stream in range(streams):  # first all first streams, as in the plans of lynx_gpu
+            for job, spans in zip(jobs, self.spans, strict=True):
+                spans.append((at, codec.stream_bytes(job.shape, wide=True)[stream]))
+                at += spans[-1][1]
         self.total_bytes = at
 
     def lengths(self, memory: memoryview) -> list[tuple[int, ...]]:
