@@ -6,10 +6,11 @@ from lynx_net.aio.timeline import Observer, Timeline
 from lynx_net.aio.transfer import IncomingTransfer, Offer
 from lynx_net.errors import LynxError
 from lynx_net.serdes.deserializer import ReceivedTransfer
+from lynx_net.serdes.device import DeviceBuffers
 from lynx_net.serdes.fine import fine_tokens
 from lynx_net.serdes.links import KVLink, KVRequest, KVServer, connect, serve
 from lynx_net.serdes.serializer import Sending
-from lynx_net.serdes.target import HostCache, KVTarget
+from lynx_net.serdes.target import DeviceCache, HostCache, KVTarget
 from lynx_net.transport import TlsConfig
 from lynx_net.transport.options import Keepalive, PerClass, SocketOptions
 from lynx_net.wire.config import LinkConfig
@@ -20,6 +21,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CacheLayout",
+    "DeviceBuffers",
+    "DeviceCache",
     "HostCache",
     "IncomingRequest",
     "IncomingTransfer",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -19,6 +20,7 @@ from lynx_codec.layout import (
     LYNX_ID,
     PageHeader,
     Sections,
+    check_positions,
     header_template,
     planes,
     read_header,
@@ -170,6 +172,9 @@ class Engine(Protocol):
         """`lynx_codec.exact.decode_exact`; all arrays are C-contiguous."""
 
 
+_MOST_SEEN = 256
+
+
 class PageCodec(Codec):
     """What the codecs share: checks, buffers, raw tokens and the header."""
 
@@ -189,6 +194,7 @@ class PageCodec(Codec):
 
     def __init__(self, load_engine: Callable[[], Engine]) -> None:
         self._load_engine = load_engine
+        self._seen: dict[tuple[Any, ...], PageHeader] = {}  # most pages of a cache have the same header
 
     @property
     def _engine(self) -> Engine:
@@ -319,10 +325,19 @@ class PageCodec(Codec):
         Raises:
             CodecError: no page of this shape and codec.
         """
-        header, arrays = self.parse(streams, shape)
-        self.check_tail(header)
+        if not 1 <= len(streams) <= len(self.stream_names):
+            raise CodecError(f"{len(streams)} streams given, {self.name} has {len(self.stream_names)}")
+        key = (shape, bytes(streams[0][: self.header_bytes]), *(stream.nbytes for stream in streams))
+        header = self._seen.get(key)
+        if header is None:
+            header, _ = self.parse(streams, shape)
+            self.check_tail(header)
+            if len(self._seen) >= _MOST_SEEN:
+                self._seen.clear()
+            self._seen[key] = header
         if len(self.row_bits) > 1 and shape.fine:
-            read_positions(arrays[0], self.sections(shape, header.wide), shape)
+            at = self.sections(shape, header.wide).fine_positions
+            check_positions(struct.unpack_from(f"<{shape.fine}H", streams[0], at), shape)
         return header
 
     def sections(self, shape: PageShape, wide: bool) -> Sections:

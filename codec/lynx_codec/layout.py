@@ -17,6 +17,8 @@ from lynx_codec.base import CHUNK_TOKENS
 from lynx_codec.errors import CodecError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from lynx_codec.base import PageShape
@@ -37,6 +39,7 @@ __all__ = [
     "VERSION",
     "PageHeader",
     "Sections",
+    "check_positions",
     "chunk_spans",
     "header_template",
     "planes",
@@ -243,9 +246,21 @@ def read_table(table: bytes, least: float, most: float) -> NDArray[np.float32]:
 def read_positions(stream: NDArray[np.uint8], sections: Sections, shape: PageShape) -> NDArray[np.int32]:
     """Positions of the fine tokens, checked."""
     found = stream[sections.fine_positions : sections.data].copy().view("<u2").astype(np.int32)
-    if not valid_positions(found, shape):
-        raise CodecError("positions of fine tokens must increase and name tokens that are not raw")
+    check_positions(found.tolist(), shape)
     return found
+
+
+def check_positions(positions: Sequence[int], shape: PageShape) -> None:
+    """Raise CodecError unless these can be the fine tokens of a page."""
+    before = shape.raw_head - 1
+    for position in positions:
+        if position <= before:
+            break
+        before = position
+    else:
+        if len(positions) == shape.fine and before < shape.tokens - shape.raw_tail:
+            return
+    raise CodecError("positions of fine tokens must increase and name tokens that are not raw")
 
 
 def valid_positions(positions: NDArray[np.integer[Any]], shape: PageShape) -> bool:

@@ -106,10 +106,10 @@ class CodecTable:
     def __init__(self, codecs: Sequence[Codec], choices: Mapping[str, Sequence[int]]) -> None:
         self.codecs = tuple(codecs)
         self._choices = {kind: list(numbers) for kind, numbers in choices.items()}
-        self.stream_names, places = join_streams(codecs) if codecs else (("anchor",), [])
+        self.stream_names, self._places = join_streams(codecs) if codecs else (("anchor",), [])
         self._placed = [
             codec if len(place) == len(self.stream_names) else PlacedCodec(codec, self.stream_names, place)
-            for codec, place in zip(codecs, places, strict=True)
+            for codec, place in zip(codecs, self._places, strict=True)
         ]
 
     @classmethod
@@ -164,6 +164,10 @@ class CodecTable:
     def codec(self, layer: int, kind: str) -> Codec:
         """The same with the streams of the transfer, of which it may leave some empty."""
         return self._placed[self._choices[kind][layer]]
+
+    def places(self, layer: int, kind: str) -> tuple[int, ...]:
+        """Which streams of the transfer those of `own` are."""
+        return self._places[self._choices[kind][layer]]
 
     def number(self, layer: int, kind: str) -> int:
         """Which of `codecs` it is."""

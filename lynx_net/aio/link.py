@@ -37,7 +37,7 @@ from lynx_net.wire.pacing import parse_rate
 from lynx_net.wire.receiving import LayerReady, PageArrived, StreamReady, TransferComplete
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 
     from lynx_net.aio.timeline import Observer, Timeline
     from lynx_net.transport import Lane
@@ -330,11 +330,19 @@ class Link:
         self, transfer: OutgoingTransfer, page: int, stream: int, data: memoryview, rank: tuple[int, ...] = ()
     ) -> None:
         """Queue one stream of one page of an outgoing transfer."""
+        self.submit_all(transfer, [(page, stream, data, rank)])
+
+    def submit_all(
+        self, transfer: OutgoingTransfer, streams: Iterable[tuple[int, int, memoryview, tuple[int, ...]]]
+    ) -> None:
+        """Queue streams of pages, in order: page, stream, data and rank of each. Those before an error are queued."""
         with self.lock:
             if not self.core.is_sending(transfer.id):
                 self._drain()  # why it has ended may not have been handled yet
                 transfer.delivered.done()
-            self.core.submit(transfer.id, page, stream, data, self.clock(), rank)
+            now = self.clock()
+            for page, stream, data, rank in streams:
+                self.core.submit(transfer.id, page, stream, data, now, rank)
             if self.core.queued_bytes(transfer.id, 0) >= self.core.send_queue_bytes:
                 self._waiting_for_room.add(transfer.id)
                 transfer.has_room(False)
@@ -351,11 +359,14 @@ class Link:
             self._waking = False
             self._pump.wake()
 
-    def page_streams(self, transfer: IncomingTransfer, page: int, stream: int) -> list[memoryview]:
-        """The encoded streams 0 to `stream` of a page that has arrived; valid until `decoded` of its last stream."""
+    def page_streams(self, transfer: IncomingTransfer, pages: Sequence[int], stream: int) -> list[list[memoryview]]:
+        """The encoded streams 0 to `stream` of pages that have arrived; nothing if the transfer has ended.
+
+        Those of a page are valid until `decoded` of its last stream.
+        """
         with self.lock:
             state = self.core.receive_state(transfer.id)
-            return [] if state is None else state.page_streams(page, stream)
+            return [] if state is None else [state.page_streams(page, stream) for page in pages]
 
     def decoded(self, transfer: IncomingTransfer, pages: Sequence[int], stream: int) -> None:
         """Pages of an incoming transfer are in place with streams 0 to `stream`."""
@@ -622,7 +633,10 @@ class Link:
             now, sizes, exact = self.clock(), incoming.sizes, has_exact(incoming.stream_names)
             if not layout.page_count:
                 incoming.accepted_at_s = now  # there is nothing to reserve
-            self.post(self.core.take(message, layout, sizes, incoming.need_bytes, now, incoming.stats, exact=exact))
+            taken = self.core.take(
+                *(message, layout, sizes, incoming.need_bytes, now, incoming.stats), exact=exact, pool=incoming.pool
+            )
+            self.post(taken)
             self._pump.wake()
 
     def _announce(self, incoming: IncomingTransfer) -> None:

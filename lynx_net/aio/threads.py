@@ -228,8 +228,8 @@ class ThreadPump(Pump):
         batch: list[SendBytes] = []
         while not connection.stopping:
             with owner.lock:
-                for sent in batch:
-                    owner.sent(sent)
+                while batch:  # emptied: a lane that has nothing to do holds no buffers
+                    owner.sent(batch.pop())
                 batch = self._choose(connection)
                 rest, connection.rest = connection.rest, []
             if rest:

@@ -13,12 +13,13 @@ from lynx_net.wire.messages import AbortCode
 from lynx_net.wire.stats import TransferStats
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from lynx_net.aio.link import Link
     from lynx_net.aio.timeline import Direction
     from lynx_net.errors import LynxError
     from lynx_net.wire.layout import CacheLayout
+    from lynx_net.wire.pool import BufferPool
     from lynx_net.wire.receiving import PageSizes
 
 __all__ = ["IncomingTransfer", "Offer", "OutgoingTransfer"]
@@ -139,10 +140,11 @@ class OutgoingTransfer(_Transfer):
             TypeError: not contiguous host memory; nothing was queued.
             LynxError: the transfer has ended, has no such page, or it was submitted before.
         """
-        view = memoryview(data)
-        if not view.c_contiguous:
-            raise TypeError("a page stream must be contiguous memory")
-        self.link.submit(self, page, stream, view, rank)
+        self.link.submit(self, page, stream, _contiguous(data), rank)
+
+    def submit_all(self, streams: Iterable[tuple[int, int, memoryview, tuple[int, ...]]]) -> None:
+        """`submit` for many: page, stream, data and rank of each. Those before an error are queued."""
+        self.link.submit_all(self, [(page, stream, _contiguous(data), rank) for page, stream, data, rank in streams])
 
     def cancel(self, reason: str = "cancelled by the sender") -> None:
         """Give up; the receiver's waiters get TransferAbortedError. Nothing happens if it has ended."""
@@ -174,6 +176,8 @@ class IncomingTransfer(_Transfer):
         super().__init__(link, transfer, offer, TransferStats.of(offer.streams), stream_names)
         self.target: Any = None
         """Where it is decoded into: what `allocate(offer)` returned."""
+        self.pool: BufferPool | None = None
+        """Where the buffers of its pages come from, if not from where those of all transfers do."""
         self.complete = Readiness()
         """Ready when every stream is decoded in place; nothing is written to the target after that."""
         self._streams = [Readiness() for _ in range(offer.streams)]
@@ -262,6 +266,13 @@ class IncomingTransfer(_Transfer):
 
     def _streams_ready_s(self) -> tuple[float | None, ...]:
         return tuple(one.at_s for one in self._streams)
+
+
+def _contiguous(data: memoryview) -> memoryview:
+    view = memoryview(data)
+    if not view.c_contiguous:
+        raise TypeError("a page stream must be contiguous memory")
+    return view
 
 
 def _checked_names(names: Sequence[str] | None, streams: int) -> tuple[str, ...]:

@@ -46,6 +46,7 @@ class PrefillChild:
                 sys.executable,
                 *("-m", "lynx_net.demo.prefill_process", "--url", url, "--rate", options.rate),
                 *("--lanes", str(options.lanes), "--timeout", str(options.timeout_s), "--terminal-fd", str(terminal)),
+                *("--device", options.device),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,

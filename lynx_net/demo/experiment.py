@@ -59,7 +59,7 @@ class Experiment:
 
     async def load(self) -> None:
         """Load the model, compile what is compiled at first use, and touch both once."""
-        self._loaded = await self._in_thread(_load)
+        self._loaded = await self._in_thread(lambda: _load(self._options.device))
 
     async def transfers(self, prompt: tuple[int, ...]) -> list[TransferResult]:
         """All transfers of the options, one after the other, compared with each other at the end."""
@@ -82,7 +82,8 @@ class Experiment:
 
         options = self._options
         layout = layout_of(self.loaded.model.config, len(prompt) - 1, dtype="float32")
-        cache = await self._in_thread(lambda: ProgressiveCache(layout, room=options.new_tokens + 80))
+        room = options.new_tokens + 80
+        cache = await self._in_thread(lambda: ProgressiveCache(layout, room=room, device=options.device))
         model = TransformersModel(self.loaded.model, cache)
         send_first = options.first_token == "prefill"
         wanted = CacheRequest(codec, prompt, send_first, options.temperature, options.seed)
@@ -208,7 +209,7 @@ def _stream_totals(offer: Offer) -> dict[str, int]:
     return {name: sum(counts[stream] for counts in per_page) for stream, name in enumerate(codecs.stream_names)}
 
 
-def _load() -> LoadedModel:
+def _load(device: str) -> LoadedModel:
     """Load the model and run it once at each size the decode loop starts with."""
     import torch
 
@@ -216,8 +217,10 @@ def _load() -> LoadedModel:
 
     torch.set_num_threads(1)
     loaded = smollm2.load()
+    loaded.model.to(device)
     warm_up_codecs()
-    cache = ProgressiveCache(layout_of(loaded.model.config, 256, dtype="float32"), room=sum(_WARM_UP_TOKENS))
+    layout = layout_of(loaded.model.config, 256, dtype="float32")
+    cache = ProgressiveCache(layout, room=sum(_WARM_UP_TOKENS), device=device)
     model = TransformersModel(loaded.model, cache)
     for count in _WARM_UP_TOKENS:
         model.forward([0] * count)

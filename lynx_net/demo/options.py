@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from lynx_gpu import device_count
 from lynx_net.errors import LynxError
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class DemoOptions:
         lanes: connections of the link.
         codecs: transfers to run, in this order.
         timeout_s: silence after which a peer counts as hung.
+        device: where both processes have model and cache.
     """
 
     prompt_file: Path | None = None
@@ -66,6 +68,7 @@ class DemoOptions:
     lanes: int = 1
     codecs: tuple[str, ...] = CODECS
     timeout_s: float = 5.0
+    device: Literal["cpu", "cuda"] = "cpu"
 
 
 def _bounded(kind: Callable[[str], float], low: float, high: float) -> Callable[[str], float]:
@@ -154,6 +157,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="silence after which the other process counts as hung (default: %(default)s)",
     )
+    add(
+        "--device",
+        choices=("cpu", "cuda"),
+        default=default.device,
+        help="where both processes have the model and the cache (default: %(default)s)",
+    )
 
 
 def options_from(arguments: argparse.Namespace) -> DemoOptions:
@@ -165,6 +174,8 @@ def options_from(arguments: argparse.Namespace) -> DemoOptions:
     options = DemoOptions(**{name: getattr(arguments, name) for name in DemoOptions.__dataclass_fields__})
     if options.prompt_tokens + options.new_tokens > MAX_CONTEXT:
         raise DemoError(f"the model holds {MAX_CONTEXT} positions: fewer prompt tokens or fewer new tokens, please")
+    if options.device == "cuda" and not device_count():
+        raise DemoError("--device cuda: there is no CUDA device here, or CuPy is not installed")
     if options.json is not None and not options.json.absolute().parent.is_dir():
         raise DemoError(f"--json: there is no folder {options.json.absolute().parent}")
     return options

@@ -54,6 +54,7 @@ class Pair:
         """
         targets: dict[str, lynx_net.KVTarget] = {}
         config = lynx_net.LinkConfig(deadline_s=options.timeout_s)
+        buffers = lynx_net.DeviceBuffers(prepare=(0,)) if options.device == "cuda" else None
 
         def allocate(offer: lynx_net.Offer) -> lynx_net.KVTarget:
             try:
@@ -61,7 +62,9 @@ class Pair:
             except KeyError:
                 raise DemoError(f"a transfer that nobody asked for: {offer.request_id!r}") from None
 
-        async with lynx_net.serve("tcp://127.0.0.1:0", allocate=allocate, config=config) as server:
+        async with lynx_net.serve(
+            "tcp://127.0.0.1:0", allocate=allocate, config=config, device_buffers=buffers
+        ) as server:
             child = await PrefillChild.start(server.url, options, progress)
             pair = cls(server, targets, child, CONNECT_DEADLINES * options.timeout_s)
             at_once = True

@@ -60,8 +60,9 @@ class _Prefill:
 class _Prefiller:
     """The model and the cache of the last prompt. All methods block and run in one thread."""
 
-    def __init__(self, tell: Callable[[Progress], None]) -> None:
+    def __init__(self, tell: Callable[[Progress], None], device: str) -> None:
         self._tell = tell
+        self._device = device
         self._loaded: LoadedModel | None = None
         self._last: _Prefill | None = None
 
@@ -76,6 +77,7 @@ class _Prefiller:
 
             torch.set_num_threads(1)
             self._loaded = smollm2.load()
+            self._loaded.model.to(self._device)
             warm_up_codecs()
             self._tell(Progress("loading the model", time.monotonic() - started_s))
         return self._loaded
@@ -159,7 +161,7 @@ async def _run(arguments: argparse.Namespace, executor: ThreadPoolExecutor) -> N
             output.flush()
 
     async with lynx_net.connect(arguments.url, rate=arguments.rate, lanes=arguments.lanes, config=config) as link:
-        await _serve(link, _Prefiller(tell), executor)
+        await _serve(link, _Prefiller(tell, arguments.device), executor)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -169,6 +171,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rate", help="limit of the link, e.g. 100Mbit")
     parser.add_argument("--lanes", type=int, default=1)
     parser.add_argument("--timeout", type=float, default=5.0, dest="timeout_s")
+    parser.add_argument("--device", default="cpu", help="where the model and the cache are")
     parser.add_argument("--terminal-fd", type=int, default=2, help="where to say that the decode process is lost")
     arguments = parser.parse_args(argv)
     limit_threads()

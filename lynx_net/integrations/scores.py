@@ -77,8 +77,8 @@ def attention_scores(
         tokens, heads, size = key.shape
         asked = query.shape[1]
         group = query.shape[0] // heads
-        at = torch.arange(tokens - asked, tokens)[:, None]
-        positions = torch.arange(tokens)
+        at = torch.arange(tokens - asked, tokens, device=key.device)[:, None]
+        positions = torch.arange(tokens, device=key.device)
         hidden = positions > at
         if kind == "sliding_attention":
             hidden |= positions <= at - config.sliding_window
@@ -86,5 +86,5 @@ def attention_scores(
         products = folded @ key.float().permute(1, 2, 0)
         products.masked_fill_(hidden.repeat(group, 1), float("-inf"))
         scores.append(products.softmax(-1).mean((0, 1)))
-    result: NDArray[np.float32] = torch.stack(scores).numpy()
+    result: NDArray[np.float32] = torch.stack(scores).cpu().numpy()
     return result

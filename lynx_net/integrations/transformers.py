@@ -58,11 +58,11 @@ _PLAIN_LAYERS = {"full_attention", "sliding_attention"}
 class Prefilled:
     """What a prefill leaves behind. The arrays are views of memory that the object keeps alive."""
 
-    keys: list[NDArray[Any]]
-    """Per layer [tokens, heads, size]; float32, float16, or uint16 with the bits of bfloat16. Rotary
-    positions are already applied, as the model caches them."""
+    keys: list[Any]
+    """Per layer [tokens, heads, size]; numpy arrays of float32, float16, or uint16 with the bits of bfloat16, or
+    tensors on the model's device. Rotary positions are already applied, as the model caches them."""
 
-    values: list[NDArray[Any]]
+    values: list[Any]
     """Per layer [tokens, heads, size], same dtype."""
 
     logits: NDArray[np.float32]
@@ -79,11 +79,13 @@ class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # transformers'
     is_croppable = True
     supports_early_init = False
 
-    def __init__(self, heads: int, capacity: int, key_size: int, value_size: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, heads: int, capacity: int, key_size: int, value_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # not annotated in transformers
         # Written to here and now, so that no page fault falls into the time between arrival and first token.
-        self.all_keys = torch.empty(1, heads, capacity, key_size, dtype=dtype).zero_()
-        self.all_values = torch.empty(1, heads, capacity, value_size, dtype=dtype).zero_()
+        self.all_keys = torch.empty(1, heads, capacity, key_size, dtype=dtype, device=device).zero_()
+        self.all_values = torch.empty(1, heads, capacity, value_size, dtype=dtype, device=device).zero_()
         self.keys, self.values = self.all_keys, self.all_values
         self.length = 0
         self.is_initialized = True
@@ -136,9 +138,12 @@ class ProgressiveCache(Cache):
         room: positions that can be appended behind the prompt: new tokens plus drafts.
         dtype: of the model that will read the cache: "float32", "float16" or "bfloat16"; by
             default the layout's. Codecs write any of the three, whatever the sender's was.
+        device: of that model: "cpu" or a CUDA device.
     """
 
-    def __init__(self, layout: CacheLayout, *, room: int = 256, dtype: str | None = None) -> None:
+    def __init__(
+        self, layout: CacheLayout, *, room: int = 256, dtype: str | None = None, device: str | torch.device = "cpu"
+    ) -> None:
         name = dtype or layout.dtype
         if name not in _DTYPES:
             raise LocalProtocolError(f"cache dtype must be one of {', '.join(_DTYPES)}, not {name!r}")
@@ -146,7 +151,8 @@ class ProgressiveCache(Cache):
         self.capacity = layout.tokens + room
         self.dtype = name
         sizes = (layout.heads, self.capacity, layout.key_size, layout.value_size)
-        self._held = [_Layer(*sizes, _DTYPES[name]) for _ in range(layout.layers)]
+        self.device = torch.device(device)
+        self._held = [_Layer(*sizes, _DTYPES[name], self.device) for _ in range(layout.layers)]
         super().__init__(layers=[*self._held])
         self.truncate(layout.tokens)
 
@@ -155,15 +161,15 @@ class ProgressiveCache(Cache):
         """Positions in the cache, the same in all layers between forward passes."""
         return self._held[0].length if self._held else self.prompt_tokens
 
-    def view(self, layer: int, kind: Kind) -> NDArray[Any]:
+    def view(self, layer: int, kind: Kind) -> Any:
         """Writable array [prompt_tokens, heads, size] over the prompt region of one layer.
 
-        float32, float16, or uint16 holding the bits of bfloat16. It aliases the cache and stays valid
-        as long as the cache lives.
+        On the CPU a numpy array of float32, float16, or uint16 holding the bits of bfloat16; on a device a tensor. It
+        aliases the cache and stays valid as long as the cache lives.
         """
         held = self._held[layer]
-        tensor = held.all_keys if kind == "key" else held.all_values
-        return _as_numpy(tensor[0, :, : self.prompt_tokens])
+        tensor = (held.all_keys if kind == "key" else held.all_values)[0, :, : self.prompt_tokens]
+        return _as_numpy(tensor) if self.device.type == "cpu" else tensor.transpose(0, 1)
 
     def truncate(self, length: int) -> None:
         """Forget positions at and behind `length`; their memory is reused by the next forward."""
@@ -180,17 +186,17 @@ class TransformersModel:
     forward at a time.
 
     Args:
-        model: a causal language model on the CPU. Its attention function is replaced by the folding
+        model: a causal language model. Its attention function is replaced by the folding
             one of this module if it is `sdpa` and several query heads share a key head; the replacement
             computes the same, and stays.
-        cache: the cache to read and extend; its dtype must be the model's.
+        cache: the cache to read and extend; dtype and device must be the model's.
     """
 
     def __init__(self, model: PreTrainedModel, cache: ProgressiveCache) -> None:
         if model.dtype != _DTYPES[cache.dtype]:
             raise LocalProtocolError(f"the model computes in {model.dtype}, the cache holds {cache.dtype}")
-        if model.device.type != "cpu":
-            raise LocalProtocolError(f"the model must be on the CPU, it is on {model.device}")
+        if model.device.type != cache.device.type or (cache.device.index or 0) != (model.device.index or 0):
+            raise LocalProtocolError(f"the model is on {model.device}, the cache on {cache.device}")
         self.model = model
         self.cache = cache
         self._cache_argument = _cache_argument(model)
@@ -216,12 +222,12 @@ class TransformersModel:
             raise LocalProtocolError(
                 f"no room for {len(tokens)} tokens: the cache holds {start} of {self.cache.capacity} positions"
             )
-        inputs = torch.tensor([list(tokens)], dtype=torch.long)
+        inputs = torch.tensor([list(tokens)], dtype=torch.long, device=self.cache.device)
         done = False
         try:
             with torch.inference_mode():
                 output = self.model(input_ids=inputs, use_cache=True, **{self._cache_argument: self.cache})
-                logits = output.logits[0].float().numpy()
+                logits = output.logits[0].float().cpu().numpy()
             done = True
         finally:
             if not done:
@@ -289,15 +295,15 @@ def prefill(model: PreTrainedModel, token_ids: Sequence[int], *, score_queries: 
     if not token_ids:
         raise LocalProtocolError("a prompt needs at least one token")
     layout = layout_of(model.config, len(token_ids), dtype=str(model.dtype).removeprefix("torch."))
-    cache = ProgressiveCache(layout, room=0)
+    cache = ProgressiveCache(layout, room=0, device=model.device)
     cache.truncate(0)
-    inputs = torch.tensor([list(token_ids)], dtype=torch.long)
+    inputs = torch.tensor([list(token_ids)], dtype=torch.long, device=model.device)
     recording: AbstractContextManager[list[torch.Tensor]] = (
         recorded_queries(model, score_queries) if score_queries else nullcontext([])
     )
     with torch.inference_mode(), recording as queries:
         output = model(input_ids=inputs, use_cache=True, logits_to_keep=1, **{_cache_argument(model): cache})
-        logits: NDArray[np.float32] = output.logits[0, -1].float().numpy()
+        logits: NDArray[np.float32] = output.logits[0, -1].float().cpu().numpy()
         tensors = [layer.keys[0].transpose(0, 1) for layer in cache.layers]  # type: ignore[index,union-attr]
         scores = attention_scores(model, queries, tensors) if score_queries else None
     layers = range(layout.layers)

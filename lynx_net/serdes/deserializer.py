@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from lynx_net.aio.transfer import IncomingTransfer, Offer
-from lynx_net.errors import CodecError, LocalProtocolError, LynxError
+from lynx_net.errors import CodecError, LynxError
+from lynx_net.serdes.decoder import HostDecoder, checked_array
+from lynx_net.serdes.device_decoder import DeviceDecoders
+from lynx_net.serdes.waiting import BATCH_PAGES, WaitingPages
+from lynx_net.wire.layout import PageRef
 from lynx_net.wire.messages import AbortCode
 from lynx_net.wire.receiving import largest_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from concurrent.futures import Executor
-
-    from numpy.typing import NDArray
 
     from lynx_codec import Codec, PageShape
     from lynx_codec.plan import CodecTable
     from lynx_net.aio.link import Link
+    from lynx_net.serdes.decoder import ArrayDecoder, Arrived, Started
+    from lynx_net.serdes.device import Devices
     from lynx_net.serdes.target import KVTarget
     from lynx_net.wire.layout import Kind
     from lynx_net.wire.receiving import PageSizes
@@ -30,8 +35,14 @@ __all__ = ["ReceivedTransfer"]
 
 logger = logging.getLogger("lynx_net")
 
-BATCH_PAGES = 32
-"""Pages decoded in one visit to the decoder thread; bounds how long an abort waits for the thread."""
+
+@dataclass(slots=True)
+class _Begun:
+    """Pages in decoding, with streams 0 to `stream`."""
+
+    stream: int
+    pages: list[int]
+    started: list[Started] = field(default_factory=list)
 
 
 class ReceivedTransfer(IncomingTransfer):
@@ -50,6 +61,7 @@ class ReceivedTransfer(IncomingTransfer):
         codecs: CodecTable,
         allocate: Callable[[Offer], KVTarget],
         executor: Executor | None,
+        devices: Devices,
     ) -> None:
         super().__init__(link, transfer, offer, stream_names=codecs.stream_names)
         layout = offer.layout
@@ -68,14 +80,29 @@ class ReceivedTransfer(IncomingTransfer):
             self._need_bytes += sum(largest_of(size) for sizes in by_codecs[numbers] for size in sizes)
         self._pages_per_layer = len(first)
         self.target = allocate(offer)
-        self._views: dict[tuple[int, Kind], NDArray[Any]] = {}
+        on_devices = DeviceDecoders(devices, codecs, layout.page_tokens, self._need_bytes)
+        self._decoders: dict[tuple[int, Kind], ArrayDecoder] = {}
         for layer in range(layout.layers):
             for kind in layout.kinds:
-                self._views[layer, kind] = _checked(self.target.view(layer, kind), layout.array_shape(kind))
-        # Page numbers that wait for the decoder, by the last stream that is there; all of it under the link's lock.
-        self._waiting: list[dict[int, None]] = [{} for _ in range(offer.streams)]
-        self._waiting_bytes = [0] * offer.streams
-        self._layer_arrived = [[0] * layout.layers for _ in range(offer.streams)]
+                array, shape = self.target.view(layer, kind), layout.array_shape(kind)
+                self._decoders[layer, kind] = (
+                    on_devices.make(layer, kind, array, shape)
+                    if devices.holds(array)
+                    else HostDecoder(codecs.codec(layer, kind), checked_array(array, shape))
+                )
+        self.pool = on_devices.pool
+        # Bytes go to a device while it decodes what came before.
+        self._most_begun = 1 if self.pool is None else 2
+        self._pages = first
+        self._waiting = WaitingPages(
+            streams=offer.streams,
+            pages_per_layer=self._pages_per_layer,
+            layers=layout.layers,
+            run_pages=BATCH_PAGES if self.pool is None else self._device_run(link),
+            whole=self.pool is not None,
+            bytes_of=lambda page, stream: largest_of(self.sizes(page)[stream]),
+        )
+        """Under the link's lock."""
         self._decoding = False
         self._loop = link.loop
         self._error: LynxError | None = None
@@ -89,21 +116,12 @@ class ReceivedTransfer(IncomingTransfer):
         return self._need_bytes
 
     def page_arrived(self, page: int, stream: int) -> None:
-        """Visits of the decoder thread cost more than a page: one is due when a layer is whole, or much waits."""
+        """Visits of the decoder thread cost more than a page: `WaitingPages` says when one is due."""
         state = self.link.core.receive_state(self.id)
         if self._error is not None or state is None:
             return
-        for earlier in self._waiting[:stream]:
-            earlier.pop(page, None)
-        self._waiting[stream][page] = None
-        self._waiting_bytes[stream] += largest_of(self.sizes(page)[stream])
-        layer = page // self._pages_per_layer
-        self._layer_arrived[stream][layer] += 1
-        due = (
-            self._layer_arrived[stream][layer] == self._pages_per_layer
-            or len(self._waiting[stream]) >= BATCH_PAGES
-            or self._waiting_bytes[stream] >= state.windows[stream].window // 4
-        )
+        share = 4 if self.pool is None else 2  # batches for a device had better be whole
+        due = self._waiting.add(page, stream, state.windows[stream].window // share)
         if due and not self._decoding:
             self._decoding = True
             if self._executor is None:
@@ -115,39 +133,76 @@ class ReceivedTransfer(IncomingTransfer):
         """Everything waiting is dropped; the waiters learn of it when the decoder thread has let go of the target."""
         with self.link.lock:
             self._error = error
-            for waiting in self._waiting:
-                waiting.clear()
+            self._waiting.clear()
             decoding = self._decoding
         if not decoding:
             super().fail(error)
 
     def _decode_waiting(self) -> None:
-        """Runs in the decoder thread until nothing waits."""
+        """Runs in the decoder thread until nothing waits: one batch is begun while the one before is decoded."""
+        begun: deque[_Begun] = deque()
         try:
-            while (batch := self._next_batch()) is not None:
-                stream, pages = batch
-                arrived = ((page, self.link.page_streams(self, page, stream)) for page in pages)
-                self._decode([(page, streams) for page, streams in arrived if streams])
-                self.link.decoded(self, pages, stream)
+            while True:
+                if (batch := self._next_batch(idle=not begun)) is not None:
+                    begun.append(batch)
+                    self._begin(batch)
+                elif not begun:
+                    return
+                if batch is None or len(begun) == self._most_begun:
+                    oldest = begun[0]
+                    for started in oldest.started:
+                        started.finish()
+                    self.link.decoded(self, oldest.pages, oldest.stream)
+                    begun.popleft()
         except CodecError as error:
+            self._settle(begun)
             self.link.abort(self.id, AbortCode.CODEC, f"the receiver cannot decode: {error}", error)
             self._loop.call_soon_threadsafe(self._let_go)
         except Exception as error:
             # Not ours to handle, but the transfer's waiters must not hang because of it.
+            self._settle(begun)
             self.link.abort(self.id, AbortCode.RECEIVER_FAILED, f"the receiver's decoder failed: {error!r}")
             self._loop.call_soon_threadsafe(self._let_go)
             logger.exception("the decoder of transfer %d failed", self.id)
 
-    def _next_batch(self) -> tuple[int, list[int]] | None:
-        """Pages of the earliest stream that has any: anchors first, also here."""
+    def _begin(self, batch: _Begun) -> None:
+        """Pages of one array together; there are none if the transfer has ended."""
+        streams = self.link.page_streams(self, batch.pages, batch.stream)
+        pages: list[Arrived] = list(zip(map(self._page, batch.pages), streams, strict=False))
+        pages.sort(key=lambda arrived: arrived[0].index)
+        for (layer, kind), run in itertools.groupby(pages, key=lambda arrived: (arrived[0].layer, arrived[0].kind)):
+            batch.started.append(self._decoders[layer, kind].start(list(run)))
+
+    def _page(self, index: int) -> PageRef:
+        """As `layout.page`, without its checks."""
+        layer, position = divmod(index, self._pages_per_layer)
+        like = self._pages[position]
+        return PageRef(index, layer, like.kind, like.start, like.stop, like.shape)
+
+    def _device_run(self, link: Link) -> int:
+        """Pages of a run for a device: what is due is not to wait for more than the windows allow to come."""
+        residuals = [largest_of(size) for sizes in self._layer_sizes[:1] for page in sizes for size in page[1:]]
+        room = link.core.config.residual_window_bytes // 4 // max([1, *residuals])
+        return min(max(room, 1), BATCH_PAGES)
+
+    def _settle(self, begun: Iterable[_Begun]) -> None:
+        """After an error: wait until nothing writes to the target any more. The first error is the one that counts."""
+        for batch in begun:
+            for started in batch.started:
+                with contextlib.suppress(Exception):
+                    started.finish()
+
+    def _next_batch(self, *, idle: bool) -> _Begun | None:
+        """Pages of the earliest stream that has any: anchors first, also here.
+
+        None if nothing waits; if the thread is `idle`, too, that is the end of the visit.
+        """
         with self.link.lock:
-            for stream, waiting in enumerate(self._waiting):
-                if waiting:
-                    pages = list(itertools.islice(waiting, BATCH_PAGES))
-                    for page in pages:
-                        del waiting[page]
-                    self._waiting_bytes[stream] = sum(largest_of(self.sizes(page)[stream]) for page in waiting)
-                    return stream, pages
+            batch = self._waiting.next()
+            if batch is not None:
+                return _Begun(*batch)
+            if not idle:
+                return None
             self._decoding = False
             if self._error is not None:
                 self._loop.call_soon_threadsafe(self._let_go)
@@ -158,16 +213,6 @@ class ReceivedTransfer(IncomingTransfer):
         if self._error is not None:
             super().fail(self._error)
 
-    def _decode(self, inputs: list[tuple[int, list[memoryview]]]) -> None:
-        for index, streams in inputs:
-            page = self.offer.layout.page(index)
-            out = self._views[page.layer, page.kind][page.start : page.stop]
-            try:
-                self._codecs.codec(page.layer, page.kind).decode(streams, page.shape, out)
-            except CodecError as error:
-                error.add_note(f"layer {page.layer}, {page.kind}s, tokens {page.start} to {page.stop}")
-                raise
-
 
 def _sizes_of(codec: Codec, shape: PageShape) -> list[PageSizes]:
     """The byte sizes that each stream of a page may have: two at most, or any up to a bound."""
@@ -176,11 +221,3 @@ def _sizes_of(codec: Codec, shape: PageShape) -> list[PageSizes]:
         range(pair[1] + 1) if stream in codec.variable_streams else frozenset(pair)
         for stream, pair in enumerate(zip(narrow, wide, strict=True))
     ]
-
-
-def _checked(view: object, shape: tuple[int, int, int]) -> NDArray[Any]:
-    if not isinstance(view, np.ndarray) or view.dtype not in (np.float32, np.float16, np.uint16):
-        raise LocalProtocolError("the target must give numpy arrays of float32, float16 or uint16 (bfloat16 bits)")
-    if view.shape != shape or not view.flags.writeable:
-        raise LocalProtocolError(f"the target gave an array of shape {view.shape}, needed is a writable one of {shape}")
-    return view

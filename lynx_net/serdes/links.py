@@ -14,8 +14,10 @@ from lynx_codec.plan import DEFAULT_PLAN, PLAN, CodecTable
 from lynx_codec.registry import CodecBuilder
 from lynx_net.aio.endpoint import Endpoint, Server
 from lynx_net.aio.link import IncomingRequest, Link
+from lynx_net.aio.offload import run_blocking
 from lynx_net.errors import CodecError
 from lynx_net.serdes.deserializer import ReceivedTransfer
+from lynx_net.serdes.device import DeviceBuffers, Devices
 from lynx_net.serdes.fine import fine_tokens
 from lynx_net.serdes.serializer import Sending
 from lynx_net.serdes.split import AUTO, DEFAULT_RATE_BPS, auto_params
@@ -58,9 +60,11 @@ class KVLink(Link):
         make_incoming: MakeIncoming,
         executor: Executor | None,
         accept_in_threads: bool,
+        devices: Devices,
     ) -> None:
         super().__init__(parts, make_incoming, accept_in_threads=accept_in_threads)
         self._executor = executor
+        self._devices = devices
 
     def send(
         self,
@@ -118,7 +122,7 @@ class KVLink(Link):
             meta=meta,
             first_token=first_token,
         )
-        return Sending(transfer, codecs, tokens, self._executor)
+        return Sending(transfer, codecs, tokens, self._executor, self._devices)
 
     def requests(self) -> AsyncIterator[KVRequest]:
         return super().requests()  # type: ignore[return-value]  # `make_request` makes no others
@@ -155,6 +159,7 @@ class _KVEndpoint(Endpoint[KVLink]):
         tls: TlsConfig | None,
         key: bytes | None,
         observers: Sequence[Observer],
+        device_buffers: DeviceBuffers | None,
     ) -> None:
         super().__init__(
             self._make_kv_link,
@@ -165,6 +170,7 @@ class _KVEndpoint(Endpoint[KVLink]):
             key=key,
             observers=observers,
         )
+        self._devices = Devices(device_buffers or DeviceBuffers())
         # A caller's `allocate` may be used to the event loop; ours does not care.
         self._accept_in_threads = allocate is None
         self._allocate = allocate or (lambda offer: HostCache(offer.layout))
@@ -174,15 +180,30 @@ class _KVEndpoint(Endpoint[KVLink]):
 
     def _make_kv_link(self, parts: LinkParts) -> KVLink:
         return KVLink(
-            parts, make_incoming=self._receive, executor=self._executor, accept_in_threads=self._accept_in_threads
+            parts,
+            make_incoming=self._receive,
+            executor=self._executor,
+            accept_in_threads=self._accept_in_threads,
+            devices=self._devices,
         )
 
     def _receive(self, link: Link, transfer: int, offer: Offer) -> ReceivedTransfer:
         codecs = codecs_of(offer)
-        return ReceivedTransfer(link, transfer, offer, codecs=codecs, allocate=self._allocate, executor=self._executor)
+        return ReceivedTransfer(
+            *(link, transfer, offer),
+            codecs=codecs,
+            allocate=self._allocate,
+            executor=self._executor,
+            devices=self._devices,
+        )
+
+    async def prepare(self) -> None:
+        """Do what can be done before the first transfer."""
+        await run_blocking(self._executor, self._devices.prepare)
 
     async def close(self) -> None:
         await super().close()
+        self._devices.close()
         if self._executor is not None:
             self._executor.shutdown(wait=False)
 
@@ -199,6 +220,7 @@ async def connect(
     tls: TlsConfig | None = None,
     key: bytes | None = None,
     observers: Sequence[Observer] = (),
+    device_buffers: DeviceBuffers | None = None,
 ) -> AsyncIterator[KVLink]:
     """Open a link to a serving peer: `async with connect("tcp://host:7000") as link`.
 
@@ -216,6 +238,7 @@ async def connect(
         key: at least 16 random bytes that the peer has too. Each lane begins with both sides proving it; nothing is
             encrypted by it. A peer without the key, or with another, is refused.
         observers: are told of links and ended transfers; see `lynx_net.observe`.
+        device_buffers: bounds of the memory that transfers from and to CUDA devices use (docs/gpu.md).
 
     Leaving the block closes the link; transfers still open on it fail.
 
@@ -223,8 +246,9 @@ async def connect(
         ConnectionFailedError, HandshakeError, PeerTimeoutError: there is no link.
         LocalProtocolError: an argument, key or certificate cannot be used, or the kernel refuses a socket option.
     """
-    endpoint = _KVEndpoint(allocate, config, rate, sockets, tls, key, observers)
+    endpoint = _KVEndpoint(allocate, config, rate, sockets, tls, key, observers, device_buffers)
     try:
+        await endpoint.prepare()
         yield await endpoint.connect(url, lanes=lanes)
     finally:
         await endpoint.close()
@@ -241,6 +265,7 @@ async def serve(
     tls: TlsConfig | None = None,
     key: bytes | None = None,
     observers: Sequence[Observer] = (),
+    device_buffers: DeviceBuffers | None = None,
 ) -> AsyncIterator[KVServer]:
     """Accept links on an address: `async with serve("tcp://127.0.0.1:7000") as server`.
 
@@ -251,8 +276,9 @@ async def serve(
         ConnectionFailedError: the address cannot be bound.
         LocalProtocolError: an argument, key or certificate cannot be used, or the kernel refuses a socket option.
     """
-    endpoint = _KVEndpoint(allocate, config, rate, sockets, tls, key, observers)
+    endpoint = _KVEndpoint(allocate, config, rate, sockets, tls, key, observers, device_buffers)
     try:
+        await endpoint.prepare()
         server = await endpoint.serve(url)
         try:
             yield server

@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from lynx_net.aio.offload import run_blocking
-from lynx_net.errors import CodecError, LocalProtocolError, NonFiniteError
+from lynx_net.errors import CodecError, LocalProtocolError
+from lynx_net.serdes.device_encoder import DeviceEncoder
+from lynx_net.serdes.encoder import HostEncoder
 from lynx_net.wire.messages import AbortCode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Sequence
     from concurrent.futures import Executor
     from types import TracebackType
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from lynx_codec.plan import CodecTable
     from lynx_net.aio.readiness import Readiness
     from lynx_net.aio.timeline import Timeline
     from lynx_net.aio.transfer import Offer, OutgoingTransfer
+    from lynx_net.serdes.device import Devices
+    from lynx_net.serdes.encoder import EncodedPage, LayerEncoder
     from lynx_net.wire.layout import Kind, PageRef
     from lynx_net.wire.stats import TransferStats
 
 __all__ = ["Sending"]
-
-GROUP_VALUES = 1 << 20
-"""Values encoded in one visit to the encoder thread: many enough to be cheap, few enough to keep the wire fed."""
-
-_DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
 
 
 class Sending:
@@ -40,12 +38,20 @@ class Sending:
     """
 
     def __init__(
-        self, transfer: OutgoingTransfer, codecs: CodecTable, fine: NDArray[np.int64], executor: Executor | None
+        self,
+        transfer: OutgoingTransfer,
+        codecs: CodecTable,
+        fine: NDArray[np.int64],
+        executor: Executor | None,
+        devices: Devices,
     ) -> None:
         self._transfer = transfer
         self._codecs = codecs
         self._fine = fine
         self._executor = executor
+        self._devices = devices
+        self._host = HostEncoder(codecs, fine, executor)
+        self._device: DeviceEncoder | None = None
         self._written: set[int] = set()
 
     @property
@@ -67,80 +73,69 @@ class Sending:
         """Ready when the receiver has everything decoded in place."""
         return self._transfer.delivered
 
-    async def write(self, layer: int, keys: NDArray[Any] | None, values: NDArray[Any] | None) -> None:
+    async def write(self, layer: int, keys: Any, values: Any) -> None:
         """Encode and queue one layer; returns when it is queued and the queue has room again.
 
         Args:
             layer: 0 to layers - 1, in any order, each once.
             keys, values: [tokens, heads, size], any strides, in the dtype of the layout (uint16 holds
-                the bits of bfloat16). Read only during the call. None where the layout has no such array.
+                the bits of bfloat16). Read only during the call. None where the layout has no such array. Numpy
+                arrays; or device memory: arrays of torch or CuPy, what has the CUDA array interface or DLPack, or
+                `lynx_gpu.views.DeviceView` for caches in blocks. Both of a layer are of one of these sorts. Device
+                memory is read when the caller's current stream has got to where it is now (docs/gpu.md).
 
         Cancelling waits for the encoder thread; the transfer then lacks pages and should be aborted.
 
         Raises:
             LocalProtocolError: wrong layer, shape or dtype; nothing was sent.
+            BackendMissingError: device memory, but no CuPy or no device.
             NonFiniteError, CodecError: the layer cannot be encoded; the transfer is aborted.
             LynxError: the transfer has failed.
         """
-        layout = self._transfer.offer.layout
-        arrays: dict[Kind, NDArray[Any] | None] = {"key": keys, "value": values}
-        self._check(layer, arrays)
+        given: dict[Kind, Any] = {"key": keys, "value": values}
+        encoder, arrays = self._check(layer, given)
         self._written.add(layer)
+        layout = self._transfer.offer.layout
         pages = [layout.page(index) for index in layout.layer_pages(layer)]
-        for group in _grouped(pages):
-            await self._transfer.wait_for_room()
-            try:
-                encoded = await run_blocking(self._executor, self._encode, group, arrays)
-            except CodecError as error:
-                where = f"layer {layer}: {error}"
-                self._transfer.link.abort(self._transfer.id, AbortCode.CODEC, where, error)
-                error.add_note(f"in layer {layer}")
-                raise
-            for stream in range(len(self._codecs.stream_names)):
-                for page, streams in encoded:
-                    self._transfer.submit(page.index, stream, streams[stream], _rank(page) if stream else ())
+        try:
+            await encoder.encode(pages, arrays, _Outlet(self._transfer))
+        except CodecError as error:
+            where = f"layer {layer}: {error}"
+            self._transfer.link.abort(self._transfer.id, AbortCode.CODEC, where, error)
+            error.add_note(f"in layer {layer}")
+            raise
 
-    def _check(self, layer: int, arrays: dict[Kind, NDArray[Any] | None]) -> None:
+    def _check(self, layer: int, given: dict[Kind, Any]) -> tuple[LayerEncoder, dict[Kind, Any]]:
+        """Refuse what does not fit the layout; the encoder for these arrays, and those that the layout has."""
         layout = self._transfer.offer.layout
         if not 0 <= layer < layout.layers:
             raise LocalProtocolError(f"layer {layer} of a layout with {layout.layers} layers")
         if layer in self._written:
             raise LocalProtocolError(f"layer {layer} was written already")
-        dtype = _DTYPES[layout.dtype]
+        arrays = {kind: array for kind, array in given.items() if kind in layout.kinds}
+        for kind, array in given.items():
+            if kind not in arrays and array is not None and math.prod(array.shape):
+                raise LocalProtocolError(f"layer {layer}: the layout has no {kind}s, but some were given")
+        on_device = [self._devices.holds(array) for array in arrays.values()]
+        if any(on_device) and not all(on_device):
+            raise LocalProtocolError(
+                f"layer {layer}: keys and values must both be in device memory, or both in host memory"
+            )
+        encoder = self._encoder(on_device=any(on_device))
         for kind, array in arrays.items():
-            if kind not in layout.kinds:
-                if array is not None and array.size:
-                    raise LocalProtocolError(f"layer {layer}: the layout has no {kind}s, but some were given")
-                continue
-            if not isinstance(array, np.ndarray):
-                raise LocalProtocolError(f"layer {layer}: {kind}s must be a numpy array, not {type(array).__name__}")
-            if array.shape != layout.array_shape(kind):
-                raise LocalProtocolError(
-                    f"layer {layer}: {kind}s have the shape {array.shape}, the layout says {layout.array_shape(kind)}"
-                )
-            if array.dtype != dtype:
-                raise LocalProtocolError(
-                    f"layer {layer}: {kind}s are {array.dtype}, the layout says {layout.dtype} ({np.dtype(dtype)})"
-                )
-
-    def _encode(
-        self, group: list[PageRef], arrays: dict[Kind, NDArray[Any] | None]
-    ) -> list[tuple[PageRef, list[memoryview]]]:
-        encoded: list[tuple[PageRef, list[memoryview]]] = []
-        for page in group:
-            array = arrays[page.kind]
-            assert array is not None
-            codec = self._codecs.codec(page.layer, page.kind)
-            outs = [memoryview(bytearray(size)) for size in codec.stream_bytes(page.shape, wide=True)]
-            first, stop = np.searchsorted(self._fine, (page.start, page.stop))
-            fine = self._fine[first:stop] - page.start
             try:
-                lengths = codec.encode(array[page.start : page.stop], page.shape, outs, fine)
-            except NonFiniteError as error:
-                error.add_note(f"{page.kind}s, token {page.start + error.token} of the cache")
-                raise
-            encoded.append((page, [out[:length] for out, length in zip(outs, lengths, strict=True)]))
-        return encoded
+                encoder.check(kind, array, layout)
+            except LocalProtocolError as error:
+                raise LocalProtocolError(f"layer {layer}: {error}") from None
+        return encoder, arrays
+
+    def _encoder(self, *, on_device: bool) -> LayerEncoder:
+        if not on_device:
+            return self._host
+        if self._device is None:
+            layout = self._transfer.offer.layout
+            self._device = DeviceEncoder(self._codecs, self._fine, layout, self._devices, self._executor)
+        return self._device
 
     def cancel(self, reason: str = "cancelled by the sender") -> None:
         """Give the transfer up."""
@@ -168,23 +163,28 @@ class Sending:
             raise
 
 
+class _Outlet:
+    """Queues encoded pages, the first stream of all before the second, and so on."""
+
+    def __init__(self, transfer: OutgoingTransfer) -> None:
+        self._transfer = transfer
+
+    async def wait_for_room(self) -> None:
+        await self._transfer.wait_for_room()
+
+    def put(self, encoded: Sequence[EncodedPage]) -> None:
+        if not encoded:
+            return
+        self._transfer.submit_all(
+            (page.index, stream, streams[stream], _rank(page) if stream else ())
+            for stream in range(len(encoded[0].streams))
+            for page, streams in encoded
+        )
+
+
 def _rank(page: PageRef) -> tuple[int, ...]:
     """Order of residuals that wait: keys first, late layers first, late tokens first.
 
     With half of them in place, drafts gain far more than in the order of the layers (docs/splits.md).
     """
     return (page.kind != "key", -page.layer, -page.start)
-
-
-def _grouped(pages: list[PageRef]) -> Iterator[list[PageRef]]:
-    """Consecutive pages of at most GROUP_VALUES values, at least one page."""
-    group: list[PageRef] = []
-    values = 0
-    for page in pages:
-        if group and values + page.shape.values > GROUP_VALUES:
-            yield group
-            group, values = [], 0
-        group.append(page)
-        values += page.shape.values
-    if group:
-        yield group

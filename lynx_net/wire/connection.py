@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from lynx_net.wire.config import LinkConfig
     from lynx_net.wire.frames import SegmentHeader
     from lynx_net.wire.grants import CreditBook, Grant
+    from lynx_net.wire.pool import BufferPool
     from lynx_net.wire.stats import TransferStats, WaitReason
 
 __all__ = [
@@ -327,7 +328,7 @@ class LinkCore:
         record, stats = self._lanes[lane], self.lane_stats[lane]
         stats.received_control_frames += control_frames
         stats.received_segments += count - control_frames
-        if record.count(count):
+        if record.count(count, stats.received_bytes):
             self.scheduler.control(Received(lane, record.received))
 
     def received_frames(self, lane: int) -> int:
@@ -366,11 +367,13 @@ class LinkCore:
         stats: TransferStats | None = None,
         *,
         exact: bool = False,
+        pool: BufferPool | None = None,
     ) -> list[Event]:
         """Accept an offer as soon as its memory can be reserved; nothing happens if the transfer has ended.
 
         `sizes` gives the byte sizes each stream of a page may have, `need_bytes` the most the whole transfer can take;
-        what arrives is counted in `stats`; `exact` says that the last of several streams is exact.
+        what arrives is counted in `stats`; `exact` says that the last of several streams is exact; buffers come from
+        `pool`, by default the one that all transfers of the process share.
         """
         if not self._book.fits(need_bytes):
             reason = f"the transfer needs {need_bytes} bytes, this receiver holds at most {self._book.memory_bytes}"
@@ -387,7 +390,7 @@ class LinkCore:
             sizes,
             windows,
             config.initial_credit_bytes,
-            self._book.pool,
+            self._book.pool if pool is None else pool,
             early_window=config.early_residual_bytes,
             stats=stats,
             exact=exact,

@@ -18,10 +18,13 @@ from lynx_net.wire.frames import pack_control
 from lynx_net.wire.messages import Ping, encode_message
 from lynx_net.wire.scheduler import SendBytes
 
-__all__ = ["CONFIRM_EVERY_FRAMES", "LaneRecord"]
+__all__ = ["CONFIRM_EVERY_BYTES", "CONFIRM_EVERY_FRAMES", "LaneRecord"]
 
 CONFIRM_EVERY_FRAMES = 64
 """A sender remembers about as many frames; fewer would cost more control frames."""
+
+CONFIRM_EVERY_BYTES = 8 << 20
+"""It keeps their bytes, perhaps in memory of which there is little: few large frames are confirmed early, too."""
 
 _INSTEAD = SendBytes(pack_control(encode_message(Ping())))
 
@@ -35,6 +38,7 @@ class LaneRecord:
         self.resend: deque[SendBytes] = deque()
         """To be sent again; they are in the log as well."""
         self._told = 0
+        self._told_bytes = 0
         self._log: deque[SendBytes] = deque()
         self._confirmed = 0
 
@@ -42,12 +46,16 @@ class LaneRecord:
         """A frame was handed to the connection for the first time."""
         self._log.append(frame)
 
-    def count(self, frames: int) -> bool:
-        """Frames were received; True if the peer should be told how many by now."""
+    def count(self, frames: int, received_bytes: int = 0) -> bool:
+        """Frames were received; True if the peer should be told how many by now.
+
+        `received_bytes` have come on the lane since the link began.
+        """
         self.received += frames
-        if self.received - self._told < CONFIRM_EVERY_FRAMES:
+        few = self.received - self._told < CONFIRM_EVERY_FRAMES
+        if not frames or (few and received_bytes - self._told_bytes < CONFIRM_EVERY_BYTES):
             return False
-        self._told = self.received
+        self._told, self._told_bytes = self.received, received_bytes
         return True
 
     def confirm(self, frames: int) -> None:

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 __all__ = ["BufferPool"]
 
 KEPT_BYTES = 256 * 1024 * 1024
+
+
+def _ordinary(size: int) -> memoryview:
+    return memoryview(bytearray(size))
 
 
 class BufferPool:
@@ -12,10 +21,15 @@ class BufferPool:
 
     Page streams of a cache come in a handful of sizes, so exact sizes are found again. A buffer must be
     given back only when nobody can write to it any more; one that is never given back is merely not reused.
+
+    Args:
+        kept_bytes: the most that is kept.
+        allocate: makes a buffer of a size; ordinary memory by default.
     """
 
-    def __init__(self, kept_bytes: int = KEPT_BYTES) -> None:
+    def __init__(self, kept_bytes: int = KEPT_BYTES, allocate: Callable[[int], memoryview] = _ordinary) -> None:
         self._kept_limit = kept_bytes
+        self._allocate = allocate
         self._kept: dict[int, list[memoryview]] = {}
         self.kept_bytes = 0
 
@@ -25,7 +39,7 @@ class BufferPool:
         if kept:
             self.kept_bytes -= size
             return kept.pop()
-        return memoryview(bytearray(size))
+        return self._allocate(size)
 
     def give(self, buffer: memoryview) -> None:
         """Return a buffer that `take` handed out. The oldest sizes make room for it when the pool is full."""

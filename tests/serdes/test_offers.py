@@ -10,8 +10,9 @@ import pytest
 
 import lynx_codec
 import lynx_net
+from lynx_gpu import device_count
 from lynx_net import CacheLayout, HostCache, LinkConfig
-from lynx_net.errors import CodecError, LocalProtocolError, LynxError, TransferAbortedError
+from lynx_net.errors import BackendMissingError, CodecError, LocalProtocolError, LynxError, TransferAbortedError
 
 
 class DeviceArray:
@@ -50,14 +51,17 @@ def _sent_bytes(link: Any) -> int:
     return sum(sum(outgoing.stats.stream_bytes) for outgoing in link._outgoing.values())
 
 
-async def test_device_memory_where_host_memory_is_needed(make_cache: Any) -> None:
-    """A LocalProtocolError that says what came instead; nothing of the transfer was sent and the link lives on."""
+async def test_device_memory_that_cannot_be_used(make_cache: Any) -> None:
+    """A typed error that says what is missing; nothing of the transfer was sent and the link lives on."""
     cache = make_cache()
     device = DeviceArray(cache.layout.array_shape("key"))
     async with lynx_net.serve("tcp://127.0.0.1:0") as server, lynx_net.connect(server.url) as link:
         sending = link.send("device", cache.layout)
-        with pytest.raises(LocalProtocolError, match="must be a numpy array, not DeviceArray"):
-            await sending.write(0, device, cache.arrays[0, "value"])  # type: ignore[arg-type]
+        with pytest.raises(LocalProtocolError, match="layer 0: keys and values must both be in device memory"):
+            await sending.write(0, device, cache.arrays[0, "value"])
+        if not device_count():
+            with pytest.raises(BackendMissingError, match="CuPy with a CUDA device"):
+                await sending.write(0, device, device)
         assert _sent_bytes(link) == 0
         sending.cancel()
         await cache.send_on(link, "host")
@@ -89,7 +93,7 @@ async def test_buffers_that_cannot_be_sent(buffer: Any, make_cache: Any) -> None
         await make_cache().send_on(link, "good")
 
 
-@pytest.mark.parametrize(("target", "words"), [(DeviceTarget, "numpy arrays"), (ReadOnly, "writable")])
+@pytest.mark.parametrize(("target", "words"), [(DeviceTarget, "CuPy|cudaError"), (ReadOnly, "writable")])
 async def test_targets_that_cannot_be_written_to(target: Any, words: str, make_cache: Any) -> None:
     """The receiver declines before a byte of data is taken, and says why."""
     async with (

@@ -1,0 +1,119 @@
+"""Pages that have arrived and wait to be decoded: which go together, and when."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["BATCH_PAGES", "Batch", "WaitingPages"]
+
+BATCH_PAGES = 32
+"""Pages decoded at once, at most; bounds how long an abort waits for the decoder."""
+
+
+class Batch(NamedTuple):
+    """Pages to be decoded with streams 0 to `stream`."""
+
+    stream: int
+    pages: list[int]
+
+
+class WaitingPages:
+    """Runs of pages are decoded together: every so many of a layer, counted from its first page.
+
+    A run is due when it is whole. Pages that hold back credit are due before, whatever is missing of their runs.
+
+    Args:
+        streams: of the transfer.
+        pages_per_layer: pages of a layer.
+        layers: how many there are.
+        run_pages: pages of a run.
+        whole: only what is due is ever given out, so that batches of all layers are alike. Else, whoever asks gets what
+            there is.
+        bytes_of: the most bytes that a stream of a page has.
+    """
+
+    def __init__(
+        self,
+        *,
+        streams: int,
+        pages_per_layer: int,
+        layers: int,
+        run_pages: int,
+        whole: bool,
+        bytes_of: Callable[[int, int], int],
+    ) -> None:
+        self._per_layer = pages_per_layer
+        self._run_pages = run_pages
+        self._runs_per_layer = -(-pages_per_layer // run_pages)
+        self._whole = whole
+        self._bytes_of = bytes_of
+        self._pages: list[dict[int, None]] = [{} for _ in range(streams)]
+        self._bytes = [0] * streams
+        self._limits = [0] * streams
+        self._arrived = [[0] * (self._runs_per_layer * layers) for _ in range(streams)]
+        self._due: list[dict[int, None]] = [{} for _ in range(streams)]
+
+    def add(self, page: int, stream: int, limit_bytes: int) -> bool:
+        """A page has come with streams 0 to `stream`; True if something is due.
+
+        So many waiting bytes of this stream hold back credit.
+        """
+        layer, position = divmod(page, self._per_layer)
+        run = layer * self._runs_per_layer + position // self._run_pages
+        self._pages[stream][page] = None
+        self._bytes[stream] += self._bytes_of(page, stream)
+        self._limits[stream] = limit_bytes
+        self._arrived[stream][run] += 1
+        if not self._whole:
+            self._drop(range(page, page + 1), stream)
+        if self._arrived[stream][run] == len(self._pages_of(run)):
+            self._due[stream][run] = None
+            for earlier in self._due[:stream]:
+                earlier.pop(run, None)
+            self._drop(self._pages_of(run), stream)
+            return True
+        return self._bytes[stream] >= limit_bytes
+
+    def next(self) -> Batch | None:
+        """What to decode now: of the earliest stream that has any, since anchors are first."""
+        for stream, pages in enumerate(self._pages):
+            chosen: list[int] = []
+            while self._due[stream] and not chosen:
+                run = next(iter(self._due[stream]))
+                del self._due[stream][run]
+                chosen = [page for page in self._pages_of(run) if page in pages]
+            if not chosen and pages and (not self._whole or self._bytes[stream] >= self._limits[stream]):
+                chosen = list(itertools.islice(pages, BATCH_PAGES))
+                for page in chosen:
+                    self._drop(range(page, page + 1), stream)
+            if chosen:
+                for page in chosen:
+                    self._remove(page, stream)
+                return Batch(stream, chosen)
+        return None
+
+    def clear(self) -> None:
+        """Nothing waits any more."""
+        for held in (*self._pages, *self._due):
+            held.clear()
+        self._bytes = [0] * len(self._bytes)
+
+    def _pages_of(self, run: int) -> range:
+        layer, position = divmod(run, self._runs_per_layer)
+        first = layer * self._per_layer + position * self._run_pages
+        return range(first, min(first + self._run_pages, (layer + 1) * self._per_layer))
+
+    def _drop(self, pages: range, stream: int) -> None:
+        """What waits with more streams need not be decoded with fewer."""
+        for earlier in range(stream):
+            for page in pages:
+                if page in self._pages[earlier]:
+                    self._remove(page, earlier)
+
+    def _remove(self, page: int, stream: int) -> None:
+        del self._pages[stream][page]
+        self._bytes[stream] -= self._bytes_of(page, stream)

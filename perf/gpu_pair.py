@@ -1,0 +1,311 @@
+"""Caches from GPU memory to GPU memory through loopback TCP: `python -m perf.gpu_pair --json FILE`.
+
+Two processes, each with a cache of the shape of an 8B model (32 layers, 8 KV heads of 128, bfloat16, random values).
+The sender is paced as a network of that rate would be. Of every transfer:
+
+    transfer   from the begin of `send` until everything is decoded in place
+    TTFT       from the same moment until the anchors are, when the first token could be decoded
+    network    bytes on the wire, headers included, over the rate: what no codec can change
+    busy       network / transfer, of paced links
+    exposed    1 - busy: what encoding, copying and decoding add to it
+
+Unpaced transfers are measured beside the same bytes sent from host memory without a codec, in the same run, in turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import time
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import lynx_net
+from lynx_gpu import device_count
+from lynx_gpu.modules import cupy
+from lynx_net import CacheLayout, DeviceBuffers, DeviceCache, LinkConfig
+from lynx_net.demo.results import machine_facts
+from lynx_net.wire.frames import HEADER_BYTES
+from perf.bytelevel import PACKAGES, endpoint, open_bytes, run
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+    from lynx_net.serdes.links import KVLink
+
+LAYERS, HEADS, SIZE = 32, 8, 128
+DEFAULT = "default"
+CODECS = ("bf16", "int8", "int4", "lynx", DEFAULT)
+BUFFERS = DeviceBuffers(prepare=(0,))
+SENDER_BUFFERS = DeviceBuffers(prepare=(0,), receive_pinned_bytes=0)
+SOURCE_BYTES = 64 << 20
+
+
+def layout_of(tokens: int, page_tokens: int = 256) -> CacheLayout:
+    """Of the 8B shape."""
+    sizes = {"heads": HEADS, "key_size": SIZE, "value_size": SIZE}
+    return CacheLayout(layers=LAYERS, tokens=tokens, **sizes, dtype="bfloat16", page_tokens=page_tokens)
+
+
+# ---- the decode process
+
+
+def receive(pipe: Connection, most_tokens: int, window_bytes: int) -> None:
+    """Serve transfers into device memory, and bytes into nowhere, until the pipe says that it is over."""
+    run(_receive(pipe, most_tokens, window_bytes))
+
+
+async def _receive(pipe: Connection, most_tokens: int, window_bytes: int) -> None:
+    whole = DeviceCache(layout_of(most_tokens))
+
+    class Part:
+        """The first tokens of it."""
+
+        def __init__(self, tokens: int) -> None:
+            self._tokens = tokens
+
+        def view(self, layer: int, kind: Any) -> Any:
+            return whole.view(layer, kind)[: self._tokens]
+
+    config = LinkConfig(memory_bytes=64 << 30, residual_window_bytes=window_bytes)
+    bytes_side = endpoint(residual_window_bytes=window_bytes)
+    bytes_server = await bytes_side.serve("tcp://127.0.0.1:0")
+    async with lynx_net.serve(
+        "tcp://127.0.0.1:0", allocate=lambda offer: Part(offer.layout.tokens), config=config, device_buffers=BUFFERS
+    ) as server:
+        pipe.send((server.url, bytes_server.url))
+        for source in (server, bytes_server):
+            asyncio.create_task(_report(pipe, source))  # noqa: RUF006  # lives as long as the loop
+        await asyncio.to_thread(pipe.recv)
+        pipe.send(_device_bytes(server._endpoint._devices, LAYERS * 2 * most_tokens * HEADS * SIZE * 2))
+    await bytes_server.close()
+
+
+async def _report(pipe: Connection, server: Any) -> None:
+    async for transfer in server:
+        await transfer.complete
+        line = transfer.timeline()
+        pipe.send(
+            {
+                "anchor_s": line.streams_ready_s[0],
+                "complete_s": transfer.complete.at_s,
+                "first_segment_s": line.first_segment_s,
+                "last_segment_s": line.last_segment_s,
+                "wire_bytes": transfer.stats.total_bytes + HEADER_BYTES * transfer.stats.segments,
+            }
+        )
+
+
+def _device_bytes(devices: Any, cache_bytes: int) -> dict[str, int]:
+    """Memory of the device that this process uses beside the cache, without CUDA's own."""
+    pool = cupy().get_default_memory_pool().total_bytes()
+    staging = sum(side.staging.allocated_bytes for side in devices._sides.values())
+    return {"staging_bytes": staging, "beyond_the_cache_bytes": staging + pool - cache_bytes}
+
+
+# ---- the prefill process
+
+
+class Sender:
+    """A cache on the device, and where to send it."""
+
+    def __init__(self, pipe: Connection, tokens: int, lanes: int, window_bytes: int, page_tokens: int) -> None:
+        self._pipe = pipe
+        self._page_tokens = page_tokens
+        self._lanes = lanes
+        self._window_bytes = window_bytes
+        self.url, self.bytes_url = pipe.recv()
+        cp = cupy()
+        rng = cp.random.default_rng(3)
+        scale = cp.exp(cp.asarray(np.random.default_rng(3).normal(0, 1, (1, HEADS, SIZE)), dtype=cp.float32))
+        self.arrays = []
+        for _ in range(2 * LAYERS):
+            values = rng.standard_normal((tokens, HEADS, SIZE), dtype=cp.float32) * scale
+            self.arrays.append((values.view(cp.uint32) >> 16).astype(cp.uint16))
+        del values
+        cp.get_default_memory_pool().free_all_blocks()
+        self.cache_bytes = sum(int(array.nbytes) for array in self.arrays)
+        self.beyond: dict[str, int] = {}
+
+    async def send(self, codec: str, tokens: int, rate: str | None) -> dict[str, Any]:
+        """One transfer over a link of its own."""
+        options: dict[str, Any] = {} if codec == DEFAULT else {"codec": codec}
+        if codec not in (DEFAULT, "lynx"):
+            options["fine"] = ()
+        async with lynx_net.connect(self.url, rate=rate, lanes=self._lanes, device_buffers=SENDER_BUFFERS) as link:
+            began_s = time.monotonic()
+            written_s = await self._write(link, layout_of(tokens, self._page_tokens), options)
+            told: dict[str, Any] = await asyncio.to_thread(self._pipe.recv)
+            self.beyond = _device_bytes(link._devices, self.cache_bytes)
+        told = {
+            "codec": codec,
+            "tokens": tokens,
+            "rate": rate,
+            "transfer_s": told["complete_s"] - began_s,
+            "ttft_s": told["anchor_s"] - began_s,
+            "first_byte_s": told["first_segment_s"] - began_s,
+            "last_byte_s": told["last_segment_s"] - began_s,
+            "written_s": written_s - began_s,
+            "wire_bytes": told["wire_bytes"],
+        }
+        if rate:
+            network_s = told["wire_bytes"] * 8 / (float(rate.removesuffix("Gbit")) * 1e9)
+            told |= {"network_s": network_s, "busy": network_s / told["transfer_s"]}
+        else:
+            told["gbps"] = told["wire_bytes"] * 8 / told["transfer_s"] / 1e9
+        return told
+
+    async def _write(self, link: KVLink, layout: CacheLayout, options: dict[str, Any]) -> float:
+        async with link.send("pair", layout, **options) as sending:
+            for layer in range(LAYERS):
+                keys, values = self.arrays[2 * layer : 2 * layer + 2]
+                await sending.write(layer, keys[: layout.tokens], values[: layout.tokens])
+            written_s = time.monotonic()
+        return written_s
+
+    async def send_bytes(self, total: int) -> float:
+        """The same from host memory, without a codec; Gbit/s."""
+        side = endpoint(residual_window_bytes=self._window_bytes)
+        link = await side.connect(self.bytes_url, lanes=self._lanes)
+        source = memoryview(np.zeros(SOURCE_BYTES, np.uint8) + np.uint8(7)).cast("B")
+        page_bytes = 512 * 1024
+        pages = total // page_bytes
+        began_s = time.monotonic()
+        transfer = open_bytes(link, pages, (page_bytes,))
+        for page in range(pages):
+            await transfer.wait_for_room()
+            at = page * page_bytes % SOURCE_BYTES
+            transfer.submit(page, 0, source[at : at + page_bytes])
+        await transfer.delivered
+        told = await asyncio.to_thread(self._pipe.recv)
+        await side.close()
+        return float(told["wire_bytes"] * 8 / (told["complete_s"] - began_s) / 1e9)
+
+
+def copies_gb_per_s(size_bytes: int = 1 << 28) -> dict[str, float]:
+    """A copy on the device (bytes read and written), and pinned copies from it and to it."""
+    cp = cupy()
+    source, target = cp.zeros(size_bytes, cp.uint8), cp.zeros(size_bytes, cp.uint8)
+    pinned = cp.cuda.PinnedMemory(size_bytes)
+    stream = cp.cuda.Stream(non_blocking=True)
+    found = {}
+    for name, to, from_, kind, factor in (
+        ("device_copy", target.data.ptr, source.data.ptr, 3, 2),
+        ("device_to_host", pinned.ptr, source.data.ptr, 2, 1),
+        ("host_to_device", target.data.ptr, pinned.ptr, 1, 1),
+    ):
+        times = []
+        for _ in range(7):
+            begin, end = cp.cuda.Event(), cp.cuda.Event()
+            begin.record(stream)
+            cp.cuda.runtime.memcpyAsync(to, from_, size_bytes, kind, stream.ptr)
+            end.record(stream)
+            end.synchronize()
+            times.append(cp.cuda.get_elapsed_time(begin, end) / 1e3)
+        found[name] = round(factor * size_bytes / median(times) / 1e9, 1)
+    return found
+
+
+async def measure(sender: Sender, options: argparse.Namespace) -> dict[str, Any]:
+    """All transfers; the first of each codec and rate is not counted."""
+    paced: list[dict[str, Any]] = []
+    for codec in options.codecs:
+        await sender.send(codec, min(options.tokens), None)
+    for tokens in options.tokens:
+        for round_ in range(options.rounds):
+            for rate in options.rates:
+                for codec in options.codecs:
+                    paced.append(await sender.send(codec, tokens, rate) | {"round": round_})
+    unpaced: dict[str, list[float]] = {codec: [] for codec in options.codecs}
+    host: list[float] = []
+    tokens = max(options.tokens)
+    for _ in range(options.unpaced):
+        host.append(await sender.send_bytes(layout_of(tokens).values * 2))
+        for codec in options.codecs:
+            unpaced[codec].append((await sender.send(codec, tokens, None))["gbps"])
+    return {"paced": paced, "unpaced_gbps": unpaced, "host_bytes_gbps": host}
+
+
+def table(found: dict[str, Any]) -> list[str]:
+    """The figures for people."""
+    lines = [
+        f"{'tokens':>7}{'rate':>8}  {'codec':8}{'transfer':>10}{'TTFT':>8}{'network':>9}"
+        f"{'busy':>8}{'first':>8}{'tail':>7}"
+    ]
+    cases: dict[tuple[int, str, str], list[dict[str, Any]]] = {}
+    for one in found["paced"]:
+        cases.setdefault((one["tokens"], one["rate"], one["codec"]), []).append(one)
+    ttft: dict[tuple[int, str, str], float] = {}
+    for (tokens, rate, codec), ones in cases.items():
+
+        def of(name: str, ones: list[dict[str, Any]] = ones) -> float:
+            return median(one[name] for one in ones)
+
+        ttft[tokens, rate, codec] = of("ttft_s")
+        tail = median(one["transfer_s"] - one["last_byte_s"] for one in ones)
+        lines.append(
+            f"{tokens:7}{rate:>8}  {codec:8}{of('transfer_s'):9.3f}s{of('ttft_s'):7.3f}s{of('network_s'):8.3f}s"
+            f"{of('busy'):8.1%}{of('first_byte_s') * 1e3:6.1f}ms{tail * 1e3:5.1f}ms"
+        )
+    for (tokens, rate, codec), value in ttft.items():
+        if codec in ("lynx", DEFAULT) and (tokens, rate, "int4") in ttft:
+            lines.append(
+                f"{tokens} tokens, {rate}: TTFT({codec}) / TTFT(int4) = {value / ttft[tokens, rate, 'int4']:.3f}"
+            )
+    if found["host_bytes_gbps"]:
+        host = median(found["host_bytes_gbps"])
+        lines.append(f"unpaced: {host:.1f} Gbit/s from host memory without a codec")
+        for codec, speeds in found["unpaced_gbps"].items():
+            lines.append(f"  {codec:8}{median(speeds):7.1f} Gbit/s, {median(speeds) / host:.2f} of it")
+    lines.append(f"copies: {found['copies_gb_per_s']} GB/s")
+    lines.append(f"device memory beside the cache: {found['device_memory']}")
+    return lines
+
+
+def main() -> None:
+    """Run and print or write the figures."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--tokens", type=int, nargs="+", default=[16384, 65536])
+    parser.add_argument("--rates", nargs="*", default=["10Gbit", "25Gbit", "50Gbit"])
+    parser.add_argument("--codecs", nargs="+", choices=CODECS, default=list(CODECS))
+    parser.add_argument("--rounds", type=int, default=3, help="of paced transfers")
+    parser.add_argument("--unpaced", type=int, default=3, help="rounds of unpaced transfers")
+    parser.add_argument("--lanes", type=int, default=8)
+    parser.add_argument("--page-tokens", type=int, default=256)
+    parser.add_argument("--window-bytes", type=int, default=LinkConfig().residual_window_bytes)
+    options = parser.parse_args()
+    if device_count() == 0:
+        raise SystemExit("there is no CUDA device here, or no CuPy")
+    here, there = multiprocessing.Pipe()
+    context = multiprocessing.get_context("spawn")
+    arguments = (there, max(options.tokens), options.window_bytes)
+    process = context.Process(target=receive, args=arguments, daemon=True)
+    process.start()
+    there.close()
+    sender = Sender(here, max(options.tokens), options.lanes, options.window_bytes, options.page_tokens)
+    found = run(measure(sender, options))
+    here.send("over")
+    found["device_memory"] = {"prefill": sender.beyond, "decode": here.recv()}
+    process.join()
+    found["copies_gb_per_s"] = copies_gb_per_s()
+    device = cupy().cuda.runtime.getDeviceProperties(0)["name"].decode()
+    print(
+        f"{device}, {LAYERS} layers, {HEADS} KV heads of {SIZE}, bfloat16, pages of {options.page_tokens} tokens, "
+        f"{options.lanes} lanes over loopback"
+    )
+    print("\n".join(table(found)))
+    if options.json:
+        facts = {"machine": machine_facts(PACKAGES), "version": lynx_net.__version__, "device": device}
+        options.json.write_text(
+            json.dumps({**facts, "lanes": options.lanes, "page_tokens": options.page_tokens, **found}, indent=1) + "\n"
+        )
+
+
+if __name__ == "__main__":
+    main()
