@@ -12,8 +12,6 @@ from lynx_codec import get_codec
 from lynx_gpu.codec import codec_defines, shape_defines
 from lynx_gpu.modules import OPTIONS, source
 
-import lynx_gpu
-
 pytestmark = pytest.mark.skipif(find_nvrtc() is None, reason="needs NVRTC: pip install nvidia-cuda-nvrtc")
 
 ARCHITECTURE = "-arch=sm_90"
