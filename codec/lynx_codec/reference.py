@@ -159,7 +159,8 @@ class Grid:
         top = MAX_LEVEL_WIDE if wide else MAX_LEVEL_NARROW
         length = widen(scale)
         inverse = np.zeros_like(length)
-        np.divide(top, length, out=inverse, where=length != 0)
+        with np.errstate(over="ignore"):  # a scale that no encoder writes; decoders have no use for the inverse
+            np.divide(top, length, out=inverse, where=length != 0)
         return cls(widen(low), length / top, inverse, top)
 
     def place(self, codes: I32) -> F32:

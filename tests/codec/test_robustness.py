@@ -202,3 +202,16 @@ def test_raw_tokens_out_of_range(implementation):
         streams[0][header : header + 2] = b"\x80\x7f"
         with pytest.raises(CodecError, match="not finite"):
             decode(codec, [bytes(s) for s in streams], shape)
+
+
+@pytest.mark.parametrize("name", ["int8", "nested"])
+def test_scales_that_no_encoder_writes(name):
+    """A page scale below the least that encoders know decodes like any other, and alike in both implementations."""
+    page = normal(40, 1, 2)
+    shape = PageShape(*page.shape)
+    anchor, *later = encode(get_codec(name), page, shape)
+    at = get_codec(name).sections(shape, False).page_scale
+    changed = [anchor[:at] + b"\x01\x00\x40\x00" + anchor[at + 4 :], *later]
+    found = [decode(get_codec(name, implementation=i), changed, shape) for i in IMPLEMENTATIONS]
+    assert found[0].tobytes() == found[1].tobytes()
+    assert np.isfinite(found[0]).all()

@@ -37,7 +37,7 @@ def _nvrtc() -> ctypes.CDLL:
 
 
 def compile_text(text: str, name: str, options: Sequence[str]) -> bytes:
-    """Machine code (cubin) of a CUDA text; messages call it `name`.
+    """Machine code (cubin) of a CUDA text, none for `-arch=compute_*`; messages call it `name`.
 
     Raises:
         NvrtcError: with the compiler's log.

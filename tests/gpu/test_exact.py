@@ -172,14 +172,13 @@ def test_batches_of_many_pages(cupy: Any):
     check(cupy, nested(), rng, shapes, patterns(rng, whole, "bfloat16", "mixed"))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_other_types_come_out(cupy: Any, dtype: str):
-    """A bfloat16 page decoded into another type: as the CPU rounds it."""
+def test_other_types_come_out(cupy: Any):
+    """A bfloat16 page decoded into float32."""
     rng = np.random.default_rng(8)
     for shape in SMALL:
         page = patterns(rng, shape, "bfloat16", "mixed")
         streams = encode(nested(), page, shape, fine_of(rng, shape))
-        expected = np.zeros(shape.array_shape, dtype)
+        expected = np.zeros(shape.array_shape, np.float32)
         nested().decode([memoryview(data) for data in streams], shape, expected)
         found = decode_on_device(cupy, nested(), [PageJob(0, shape)], [streams], np.zeros_like(expected))
         assert found.tobytes() == expected.tobytes()
@@ -220,7 +219,7 @@ def test_damaged_streams(cupy: Any):
     """What the CPU refuses is refused, and all else decodes to the same values; nothing else is touched."""
     rng = np.random.default_rng(9)
     outcomes = set()
-    for number in range(120):
+    for number in range(80):
         shape = SMALL[number % 2]
         page = patterns(rng, shape, "bfloat16", str(rng.choice(["normal", "mixed", "zeros"])))
         streams = damaged(rng, encode(nested(), page, shape, fine_of(rng, shape)))
