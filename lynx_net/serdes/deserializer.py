@@ -13,8 +13,8 @@ from lynx_net.aio.transfer import IncomingTransfer, Offer
 from lynx_net.errors import CodecError, LynxError
 from lynx_net.serdes.decoder import HostDecoder, checked_array
 from lynx_net.serdes.device_decoder import DeviceDecoders
+from lynx_net.serdes.pages import LayerPages
 from lynx_net.serdes.waiting import BATCH_PAGES, WaitingPages
-from lynx_net.wire.layout import PageRef
 from lynx_net.wire.messages import AbortCode
 from lynx_net.wire.receiving import largest_of
 
@@ -67,18 +67,26 @@ class ReceivedTransfer(IncomingTransfer):
         layout = offer.layout
         self._codecs = codecs
         self._executor = executor
+        self._pages = LayerPages(layout)
         # Every layer is cut alike, so one layer with the same codecs tells.
-        first = [layout.page(index) for index in layout.layer_pages(0)] if layout.layers else []
-        by_codecs: dict[tuple[int, ...], list[list[PageSizes]]] = {}
+        by_codecs: dict[tuple[int, ...], tuple[list[list[PageSizes]], int]] = {}
+        known: dict[tuple[int, PageShape], list[PageSizes]] = {}
         self._layer_sizes: list[list[list[PageSizes]]] = []
         self._need_bytes = 0
         for layer in range(layout.layers):
             numbers = tuple(codecs.number(layer, kind) for kind in layout.kinds)
             if numbers not in by_codecs:
-                by_codecs[numbers] = [_sizes_of(codecs.codec(layer, page.kind), page.shape) for page in first]
-            self._layer_sizes.append(by_codecs[numbers])
-            self._need_bytes += sum(largest_of(size) for sizes in by_codecs[numbers] for size in sizes)
-        self._pages_per_layer = len(first)
+                of_layer: list[list[PageSizes]] = []
+                for page in self._pages.first:
+                    key = (codecs.number(layer, page.kind), page.shape)
+                    if key not in known:
+                        known[key] = _sizes_of(codecs.codec(layer, page.kind), page.shape)
+                    of_layer.append(known[key])
+                by_codecs[numbers] = of_layer, sum(largest_of(size) for sizes in of_layer for size in sizes)
+            sizes, need_bytes = by_codecs[numbers]
+            self._layer_sizes.append(sizes)
+            self._need_bytes += need_bytes
+        self._pages_per_layer = self._pages.per_layer
         self.target = allocate(offer)
         on_devices = DeviceDecoders(devices, codecs, layout.page_tokens, self._need_bytes)
         self._decoders: dict[tuple[int, Kind], ArrayDecoder] = {}
@@ -93,7 +101,6 @@ class ReceivedTransfer(IncomingTransfer):
         self.pool = on_devices.pool
         # Bytes go to a device while it decodes what came before.
         self._most_begun = 1 if self.pool is None else 2
-        self._pages = first
         self._waiting = WaitingPages(
             streams=offer.streams,
             pages_per_layer=self._pages_per_layer,
@@ -168,16 +175,10 @@ class ReceivedTransfer(IncomingTransfer):
     def _begin(self, batch: _Begun) -> None:
         """Pages of one array together; there are none if the transfer has ended."""
         streams = self.link.page_streams(self, batch.pages, batch.stream)
-        pages: list[Arrived] = list(zip(map(self._page, batch.pages), streams, strict=False))
+        pages: list[Arrived] = list(zip(map(self._pages.page, batch.pages), streams, strict=False))
         pages.sort(key=lambda arrived: arrived[0].index)
         for (layer, kind), run in itertools.groupby(pages, key=lambda arrived: (arrived[0].layer, arrived[0].kind)):
             batch.started.append(self._decoders[layer, kind].start(list(run)))
-
-    def _page(self, index: int) -> PageRef:
-        """As `layout.page`, without its checks."""
-        layer, position = divmod(index, self._pages_per_layer)
-        like = self._pages[position]
-        return PageRef(index, layer, like.kind, like.start, like.stop, like.shape)
 
     def _device_run(self, link: Link) -> int:
         """Pages of a run for a device: what is due is not to wait for more than the windows allow to come."""

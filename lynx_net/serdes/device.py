@@ -54,7 +54,7 @@ class DeviceBuffers:
     overflow_bytes: int = 4 * 1024 * 1024 * 1024
     receive_pinned_bytes: int = 1024 * 1024 * 1024
     staging_bytes: int = 128 * 1024 * 1024
-    group_bytes: int = 16 * 1024 * 1024
+    group_bytes: int = 32 * 1024 * 1024
     prepare: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
