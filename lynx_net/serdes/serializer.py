@@ -112,7 +112,7 @@ class Sending:
             raise LocalProtocolError(f"layer {layer} of a layout with {layout.layers} layers")
         if layer in self._written:
             raise LocalProtocolError(f"layer {layer} was written already")
-        arrays = {kind: array for kind, array in given.items() if kind in layout.kinds}
+        arrays: dict[Kind, Any] = {kind: given[kind] for kind in layout.kinds}
         for kind, array in given.items():
             if kind not in arrays and array is not None and math.prod(array.shape):
                 raise LocalProtocolError(f"layer {layer}: the layout has no {kind}s, but some were given")

@@ -1,4 +1,4 @@
-"""Which pages are decoded together: each with every stream or a later one, anchors first, and nothing waits for ever."""
+"""Which pages are decoded together: each with every stream or a later one, anchors first, and nothing waits forever."""
 
 from __future__ import annotations
 
