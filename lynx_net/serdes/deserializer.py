@@ -127,8 +127,12 @@ class ReceivedTransfer(IncomingTransfer):
         state = self.link.core.receive_state(self.id)
         if self._error is not None or state is None:
             return
-        share = 4 if self.pool is None else 2  # batches for a device had better be whole
-        due = self._waiting.add(page, stream, state.windows[stream].window // share)
+        window = state.windows[stream].window
+        if self.pool is None:
+            limit_bytes = window // 4
+        else:  # batches for a device had better be whole; but there must be credit for whatever comes next
+            limit_bytes = window // 2 - 2 * min(state.segment_bytes, largest_of(self.sizes(page)[stream]))
+        due = self._waiting.add(page, stream, limit_bytes)
         if due and not self._decoding:
             self._decoding = True
             if self._executor is None:
@@ -181,10 +185,14 @@ class ReceivedTransfer(IncomingTransfer):
             batch.started.append(self._decoders[layer, kind].start(list(run)))
 
     def _device_run(self, link: Link) -> int:
-        """Pages of a run for a device: what is due is not to wait for more than the windows allow to come."""
-        residuals = [largest_of(size) for sizes in self._layer_sizes[:1] for page in sizes for size in page[1:]]
-        room = link.core.config.residual_window_bytes // 4 // max([1, *residuals])
-        return min(max(room, 1), BATCH_PAGES)
+        """Pages of a run for a device: a quarter of what the windows allow to come."""
+        config = link.core.config
+        run_pages = BATCH_PAGES
+        for page in self._layer_sizes[0] if self._layer_sizes else ():
+            for stream, sizes in enumerate(page):
+                window = config.residual_window_bytes if stream else config.anchor_window_bytes
+                run_pages = min(run_pages, window // 4 // max(largest_of(sizes), 1))
+        return max(run_pages, 1)
 
     def _settle(self, begun: Iterable[_Begun]) -> None:
         """After an error: wait until nothing writes to the target any more. The first error is the one that counts."""
