@@ -48,8 +48,15 @@ SOURCE_BYTES = 64 << 20
 
 def layout_of(tokens: int, page_tokens: int = 256) -> CacheLayout:
     """Of the 8B shape."""
-    sizes = {"heads": HEADS, "key_size": SIZE, "value_size": SIZE}
-    return CacheLayout(layers=LAYERS, tokens=tokens, **sizes, dtype="bfloat16", page_tokens=page_tokens)
+    return CacheLayout(
+        layers=LAYERS,
+        tokens=tokens,
+        heads=HEADS,
+        key_size=SIZE,
+        value_size=SIZE,
+        dtype="bfloat16",
+        page_tokens=page_tokens,
+    )
 
 
 # ---- the decode process
@@ -82,8 +89,14 @@ async def _receive(pipe: Connection, most_tokens: int, window_bytes: int) -> Non
         for source in (server, bytes_server):
             asyncio.create_task(_report(pipe, source))  # noqa: RUF006  # lives as long as the loop
         await asyncio.to_thread(pipe.recv)
-        pipe.send(_device_bytes(server._endpoint._devices, LAYERS * 2 * most_tokens * HEADS * SIZE * 2))
+        own: Any = server._endpoint
+        pipe.send(_device_bytes(own._devices, LAYERS * 2 * most_tokens * HEADS * SIZE * 2))
     await bytes_server.close()
+
+
+def _bfloat16(cp: Any, values: Any) -> Any:
+    """The upper halves of float32 numbers."""
+    return (values.view(cp.uint32) >> 16).astype(cp.uint16)
 
 
 async def _report(pipe: Connection, server: Any) -> None:
@@ -114,7 +127,7 @@ def _device_bytes(devices: Any, cache_bytes: int) -> dict[str, int]:
 class Sender:
     """A cache on the device, and where to send it."""
 
-    def __init__(self, pipe: Connection, tokens: int, lanes: int, window_bytes: int, page_tokens: int) -> None:
+    def __init__(self, pipe: Any, tokens: int, lanes: int, window_bytes: int, page_tokens: int) -> None:
         self._pipe = pipe
         self._page_tokens = page_tokens
         self._lanes = lanes
@@ -125,9 +138,7 @@ class Sender:
         scale = cp.exp(cp.asarray(np.random.default_rng(3).normal(0, 1, (1, HEADS, SIZE)), dtype=cp.float32))
         self.arrays = []
         for _ in range(2 * LAYERS):
-            values = rng.standard_normal((tokens, HEADS, SIZE), dtype=cp.float32) * scale
-            self.arrays.append((values.view(cp.uint32) >> 16).astype(cp.uint16))
-        del values
+            self.arrays.append(_bfloat16(cp, rng.standard_normal((tokens, HEADS, SIZE), dtype=cp.float32) * scale))
         cp.get_default_memory_pool().free_all_blocks()
         self.cache_bytes = sum(int(array.nbytes) for array in self.arrays)
         self.beyond: dict[str, int] = {}
@@ -172,7 +183,7 @@ class Sender:
         """The same from host memory, without a codec; Gbit/s."""
         side = endpoint(residual_window_bytes=self._window_bytes)
         link = await side.connect(self.bytes_url, lanes=self._lanes)
-        source = memoryview(np.zeros(SOURCE_BYTES, np.uint8) + np.uint8(7)).cast("B")
+        source = memoryview(bytes(range(256)) * (SOURCE_BYTES // 256))
         page_bytes = 512 * 1024
         pages = total // page_bytes
         began_s = time.monotonic()

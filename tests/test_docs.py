@@ -41,7 +41,7 @@ def test_every_socket_option_is_documented() -> None:
     assert missing == []
 
 
-@pytest.mark.parametrize("file", ["README.md", "docs/quickstart.md", "docs/netem.md"])
+@pytest.mark.parametrize("file", ["README.md", "docs/quickstart.md", "docs/netem.md", "docs/gpu.md"])
 def test_files_that_the_documents_name_exist(file: str) -> None:
     text = (ROOT / file).read_text("utf-8")
     links = re.findall(r"\]\((?!https?:|#)([^)#]+)", text)

@@ -217,7 +217,7 @@ def _load(device: str) -> LoadedModel:
 
     torch.set_num_threads(1)
     loaded = smollm2.load()
-    loaded.model.to(device)
+    loaded.model.to(device)  # type: ignore[arg-type]  # transformers annotates it wrongly
     warm_up_codecs()
     layout = layout_of(loaded.model.config, 256, dtype="float32")
     cache = ProgressiveCache(layout, room=sum(_WARM_UP_TOKENS), device=device)

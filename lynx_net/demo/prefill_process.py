@@ -77,7 +77,7 @@ class _Prefiller:
 
             torch.set_num_threads(1)
             self._loaded = smollm2.load()
-            self._loaded.model.to(self._device)
+            self._loaded.model.to(self._device)  # type: ignore[arg-type]  # transformers annotates it wrongly
             warm_up_codecs()
             self._tell(Progress("loading the model", time.monotonic() - started_s))
         return self._loaded

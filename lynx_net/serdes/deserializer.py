@@ -13,8 +13,8 @@ from lynx_net.aio.transfer import IncomingTransfer, Offer
 from lynx_net.errors import CodecError, LynxError
 from lynx_net.serdes.decoder import HostDecoder, checked_array
 from lynx_net.serdes.device_decoder import DeviceDecoders
+from lynx_net.serdes.pages import LayerPages
 from lynx_net.serdes.waiting import BATCH_PAGES, WaitingPages
-from lynx_net.wire.layout import PageRef
 from lynx_net.wire.messages import AbortCode
 from lynx_net.wire.receiving import largest_of
 
@@ -67,18 +67,26 @@ class ReceivedTransfer(IncomingTransfer):
         layout = offer.layout
         self._codecs = codecs
         self._executor = executor
+        self._pages = LayerPages(layout)
         # Every layer is cut alike, so one layer with the same codecs tells.
-        first = [layout.page(index) for index in layout.layer_pages(0)] if layout.layers else []
-        by_codecs: dict[tuple[int, ...], list[list[PageSizes]]] = {}
+        by_codecs: dict[tuple[int, ...], tuple[list[list[PageSizes]], int]] = {}
+        known: dict[tuple[int, PageShape], list[PageSizes]] = {}
         self._layer_sizes: list[list[list[PageSizes]]] = []
         self._need_bytes = 0
         for layer in range(layout.layers):
             numbers = tuple(codecs.number(layer, kind) for kind in layout.kinds)
             if numbers not in by_codecs:
-                by_codecs[numbers] = [_sizes_of(codecs.codec(layer, page.kind), page.shape) for page in first]
-            self._layer_sizes.append(by_codecs[numbers])
-            self._need_bytes += sum(largest_of(size) for sizes in by_codecs[numbers] for size in sizes)
-        self._pages_per_layer = len(first)
+                of_layer: list[list[PageSizes]] = []
+                for page in self._pages.first:
+                    key = (codecs.number(layer, page.kind), page.shape)
+                    if key not in known:
+                        known[key] = _sizes_of(codecs.codec(layer, page.kind), page.shape)
+                    of_layer.append(known[key])
+                by_codecs[numbers] = of_layer, sum(largest_of(size) for sizes in of_layer for size in sizes)
+            sizes, need_bytes = by_codecs[numbers]
+            self._layer_sizes.append(sizes)
+            self._need_bytes += need_bytes
+        self._pages_per_layer = self._pages.per_layer
         self.target = allocate(offer)
         on_devices = DeviceDecoders(devices, codecs, layout.page_tokens, self._need_bytes)
         self._decoders: dict[tuple[int, Kind], ArrayDecoder] = {}
@@ -93,7 +101,6 @@ class ReceivedTransfer(IncomingTransfer):
         self.pool = on_devices.pool
         # Bytes go to a device while it decodes what came before.
         self._most_begun = 1 if self.pool is None else 2
-        self._pages = first
         self._waiting = WaitingPages(
             streams=offer.streams,
             pages_per_layer=self._pages_per_layer,
@@ -120,8 +127,12 @@ class ReceivedTransfer(IncomingTransfer):
         state = self.link.core.receive_state(self.id)
         if self._error is not None or state is None:
             return
-        share = 4 if self.pool is None else 2  # batches for a device had better be whole
-        due = self._waiting.add(page, stream, state.windows[stream].window // share)
+        window = state.windows[stream].window
+        if self.pool is None:
+            limit_bytes = window // 4
+        else:  # batches for a device had better be whole; but there must be credit for whatever comes next
+            limit_bytes = window // 2 - 2 * min(state.segment_bytes, largest_of(self.sizes(page)[stream]))
+        due = self._waiting.add(page, stream, limit_bytes)
         if due and not self._decoding:
             self._decoding = True
             if self._executor is None:
@@ -168,22 +179,20 @@ class ReceivedTransfer(IncomingTransfer):
     def _begin(self, batch: _Begun) -> None:
         """Pages of one array together; there are none if the transfer has ended."""
         streams = self.link.page_streams(self, batch.pages, batch.stream)
-        pages: list[Arrived] = list(zip(map(self._page, batch.pages), streams, strict=False))
+        pages: list[Arrived] = list(zip(map(self._pages.page, batch.pages), streams, strict=False))
         pages.sort(key=lambda arrived: arrived[0].index)
         for (layer, kind), run in itertools.groupby(pages, key=lambda arrived: (arrived[0].layer, arrived[0].kind)):
             batch.started.append(self._decoders[layer, kind].start(list(run)))
 
-    def _page(self, index: int) -> PageRef:
-        """As `layout.page`, without its checks."""
-        layer, position = divmod(index, self._pages_per_layer)
-        like = self._pages[position]
-        return PageRef(index, layer, like.kind, like.start, like.stop, like.shape)
-
     def _device_run(self, link: Link) -> int:
-        """Pages of a run for a device: what is due is not to wait for more than the windows allow to come."""
-        residuals = [largest_of(size) for sizes in self._layer_sizes[:1] for page in sizes for size in page[1:]]
-        room = link.core.config.residual_window_bytes // 4 // max([1, *residuals])
-        return min(max(room, 1), BATCH_PAGES)
+        """Pages of a run for a device: a quarter of what the windows allow to come."""
+        config = link.core.config
+        run_pages = BATCH_PAGES
+        for page in self._layer_sizes[0] if self._layer_sizes else ():
+            for stream, sizes in enumerate(page):
+                window = config.residual_window_bytes if stream else config.anchor_window_bytes
+                run_pages = min(run_pages, window // 4 // max(largest_of(sizes), 1))
+        return max(run_pages, 1)
 
     def _settle(self, begun: Iterable[_Begun]) -> None:
         """After an error: wait until nothing writes to the target any more. The first error is the one that counts."""

@@ -54,13 +54,22 @@ class DeviceBuffers:
     overflow_bytes: int = 4 * 1024 * 1024 * 1024
     receive_pinned_bytes: int = 1024 * 1024 * 1024
     staging_bytes: int = 128 * 1024 * 1024
-    group_bytes: int = 16 * 1024 * 1024
+    group_bytes: int = 32 * 1024 * 1024
     prepare: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         least = min(self.send_pinned_bytes, self.staging_bytes, self.group_bytes)
         if least < 1 or min(self.receive_pinned_bytes, self.overflow_bytes) < 0:
             raise LocalProtocolError(f"buffers for devices must have positive sizes: {self}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Receiving:
+    """Where received bytes lie, and the thread that makes more of it pinned."""
+
+    ring: PinnedRing
+    pool: BufferPool
+    pinning: ThreadPoolExecutor
 
 
 class Devices:
@@ -72,10 +81,8 @@ class Devices:
         self._sides: dict[int, DeviceSide] = {}
         self._lock = threading.Lock()
         self._ring: PinnedRing | None = None
-        self._receive_ring: PinnedRing | None = None
         self._overflow = PinnedRing(buffers.overflow_bytes, ordinary_memory)
-        self._receive_pool: BufferPool | None = None
-        self._pinning: ThreadPoolExecutor | None = None
+        self._receiving: _Receiving | None = None
 
     def holds(self, array: object) -> bool:
         """Whether an array is in device memory."""
@@ -103,23 +110,20 @@ class Devices:
         room = self._overflow.take(size_bytes)
         if room is None and self._overflow.grow():  # at no cost: pages are there once they are written to
             room = self._overflow.take(size_bytes)
-        return memoryview(np.empty(size_bytes, np.uint8)) if room is None else room
+        return memoryview(bytearray(size_bytes)) if room is None else room
 
     def receive_pool(self, device: int, need_bytes: int) -> BufferPool:
         """Buffers for what arrives for any device, pinned as far as there is pinned memory by then.
 
         More of it is allocated in a thread of its own if `need_bytes` are worth it: nobody waits for that.
         """
-        if self._receive_pool is None:
+        if self._receiving is None:
             limit = self.buffers.receive_pinned_bytes
-            ring = self._receive_ring = PinnedRing(limit, self.side(device).runtime.pinned)
-            self._receive_pool = BufferPool(limit, _pinned_or_ordinary(ring))
-            self._pinning = ThreadPoolExecutor(1, thread_name_prefix="lynx_net-pin")
-        ring, pinning = self._receive_ring, self._pinning
-        assert ring is not None
-        assert pinning is not None
-        pinning.submit(_grow_to, ring, need_bytes)
-        return self._receive_pool
+            ring = PinnedRing(limit, self.side(device).runtime.pinned)
+            pinning = ThreadPoolExecutor(1, thread_name_prefix="lynx_net-pin")
+            self._receiving = _Receiving(ring, BufferPool(limit, _pinned_or_ordinary(ring)), pinning)
+        self._receiving.pinning.submit(_grow_to, self._receiving.ring, need_bytes)
+        return self._receiving.pool
 
     def prepare(self) -> None:
         """Allocate now, up to the bounds, what `DeviceBuffers.prepare` asks for. Blocks for a second or so."""
@@ -131,14 +135,14 @@ class Devices:
             while ring.grow():
                 pass
             self.receive_pool(device, self.buffers.receive_pinned_bytes)
-        if self._pinning is not None:
-            self._pinning.submit(int).result()
+        if self._receiving is not None:
+            self._receiving.pinning.submit(int).result()
 
     def close(self) -> None:
         """The endpoint has closed: what is allocated goes when nothing uses it any more."""
-        if self._pinning is not None:
-            self._pinning.shutdown(wait=False, cancel_futures=True)
-        self._ring = self._receive_ring = self._receive_pool = None
+        if self._receiving is not None:
+            self._receiving.pinning.shutdown(wait=False, cancel_futures=True)
+        self._ring = self._receiving = None
         self._sides = {}
 
 

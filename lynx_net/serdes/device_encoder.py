@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from lynx_gpu.codec import DeviceCodec
     from lynx_gpu.events import Event
     from lynx_gpu.plan import BatchPlan
+    from lynx_gpu.ring import PinnedRing
     from lynx_gpu.views import DeviceView
     from lynx_net.serdes.device import Devices, DeviceSide
     from lynx_net.serdes.encoder import Outlet
@@ -65,6 +66,7 @@ class _Source:
 
     view: DeviceView
     side: DeviceSide
+    ring: PinnedRing
     codec: DeviceCodec | None
 
 
@@ -151,7 +153,8 @@ class DeviceEncoder:
             side = self._devices.side(view.device)
             side.runtime.after_caller(side.encoding, backend.current_stream(array))
             first = next(page for page in pages if page.kind == kind)  # no page is longer
-            sources[kind] = _Source(view, side, side.codec(self._codecs.own(first.layer, kind), first.shape))
+            codec = side.codec(self._codecs.own(first.layer, kind), first.shape)
+            sources[kind] = _Source(view, side, self._devices.ring(view.device), codec)
         return sources
 
     def _plan(self, codec: DeviceCodec, group: Sequence[PageRef]) -> BatchPlan:
@@ -167,7 +170,7 @@ class DeviceEncoder:
 
     async def _pieces(self, source: _Source, sizes: Sequence[int]) -> list[memoryview]:
         """Room in the pinned ring, once there is some; if that takes long, in ordinary memory, which is slower."""
-        ring = self._devices.ring(source.side.device)
+        ring = source.ring
         wanted = [size for size in sizes if size]
         if not ring.contended and (at_once := ring.take_all(wanted)) is not None:
             return at_once
@@ -222,7 +225,7 @@ class DeviceEncoder:
             raise
         first = job.group[0]
         places = self._codecs.places(first.layer, first.kind)
-        ring = self._devices.ring(job.source.side.device)
+        ring = job.source.ring
         encoded = []
         for page, spans, of_page in zip(job.group, job.plan.spans, lengths, strict=True):
             streams = [memoryview(b"")] * len(self._codecs.stream_names)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from lynx_net.errors import CodecError, LocalProtocolError
 from lynx_net.serdes.device_encoder import DeviceEncoder
 from lynx_net.serdes.encoder import HostEncoder
+from lynx_net.serdes.pages import LayerPages
 from lynx_net.wire.messages import AbortCode
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class Sending:
         self._fine = fine
         self._executor = executor
         self._devices = devices
+        self._pages = LayerPages(transfer.offer.layout)
         self._host = HostEncoder(codecs, fine, executor)
         self._device: DeviceEncoder | None = None
         self._written: set[int] = set()
@@ -95,10 +97,8 @@ class Sending:
         given: dict[Kind, Any] = {"key": keys, "value": values}
         encoder, arrays = self._check(layer, given)
         self._written.add(layer)
-        layout = self._transfer.offer.layout
-        pages = [layout.page(index) for index in layout.layer_pages(layer)]
         try:
-            await encoder.encode(pages, arrays, _Outlet(self._transfer))
+            await encoder.encode(self._pages.of(layer), arrays, _Outlet(self._transfer))
         except CodecError as error:
             where = f"layer {layer}: {error}"
             self._transfer.link.abort(self._transfer.id, AbortCode.CODEC, where, error)
@@ -112,7 +112,7 @@ class Sending:
             raise LocalProtocolError(f"layer {layer} of a layout with {layout.layers} layers")
         if layer in self._written:
             raise LocalProtocolError(f"layer {layer} was written already")
-        arrays = {kind: array for kind, array in given.items() if kind in layout.kinds}
+        arrays: dict[Kind, Any] = {kind: given[kind] for kind in layout.kinds}
         for kind, array in given.items():
             if kind not in arrays and array is not None and math.prod(array.shape):
                 raise LocalProtocolError(f"layer {layer}: the layout has no {kind}s, but some were given")

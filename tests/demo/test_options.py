@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from lynx_gpu import device_count
 from lynx_net.demo.exchange import CacheRequest, Progress
 from lynx_net.demo.options import DemoError, DemoOptions, add_arguments, options_from
 
@@ -33,6 +34,12 @@ def test_arguments_arrive() -> None:
     assert options.codecs == ("lynx", "int8")
     assert options.temperature == 0.7
     assert options.json == Path("x.json")
+
+
+@pytest.mark.skipif(device_count() > 0, reason="there is a CUDA device")
+def test_a_device_that_is_not_there() -> None:
+    with pytest.raises(DemoError, match="no CUDA device"):
+        parse("--device", "cuda")
 
 
 @pytest.mark.parametrize(

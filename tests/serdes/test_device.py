@@ -10,7 +10,7 @@ import pytest
 from fakecuda import FakeArray
 
 import lynx_net
-from lynx_net import CacheLayout, HostCache
+from lynx_net import CacheLayout, HostCache, LinkConfig
 from lynx_net.errors import CodecError, LocalProtocolError, LynxError, NonFiniteError, TransferAbortedError
 from lynx_net.serdes.device import DeviceBuffers
 
@@ -60,14 +60,17 @@ async def pass_on(
     codec: Any = "lynx",
     devices: tuple[int, ...] = (0,),
     buffers: DeviceBuffers | None = None,
+    config: LinkConfig | None = None,
     on_host: bool = False,
     **options: Any,
 ) -> Any:
     """Send a cache from a device to a device (or to the host) and return the complete transfer."""
     target: Any = HostCache if on_host else lambda layout: FakeTarget(layout, devices)
     async with (
-        lynx_net.serve(URL, allocate=lambda offer: target(offer.layout), device_buffers=buffers) as server,
-        lynx_net.connect(server.url, device_buffers=buffers, **options) as link,
+        lynx_net.serve(
+            URL, allocate=lambda offer: target(offer.layout), device_buffers=buffers, config=config
+        ) as server,
+        lynx_net.connect(server.url, device_buffers=buffers, config=config, **options) as link,
     ):
 
         async def send() -> None:
@@ -83,7 +86,7 @@ async def pass_on(
 
 @pytest.mark.parametrize("codec", ["lynx", "bf16", "int8", "nested"])
 async def test_device_to_device_is_what_the_codec_gives(codec: str, cuda: FakeCuda, make_cache: Any, same: Any) -> None:
-    cache = make_cache(layers=3, tokens=700)
+    cache = make_cache(layers=2, tokens=520)
     transfer = await pass_on(cache, codec=codec, devices=(0, 1), lanes=3)
     assert same(transfer.target.on_host(), cache.decoded(codec))
     assert {device for device, _ in cuda.encoded} == {device for device, *_ in cuda.decoded} == {0, 1}
@@ -138,7 +141,7 @@ def lynx_codec_plan() -> Any:
 async def test_a_slow_device_and_small_buffers(cuda: FakeCuda, make_cache: Any, same: Any) -> None:
     """Room for about two groups in each buffer: everybody waits for somebody, and everything arrives."""
     cuda.copy_s = cuda.kernel_s = 0.001
-    cache = make_cache(layers=4, tokens=1500, heads=4, key_size=32, value_size=32)
+    cache = make_cache(layers=2, tokens=1000, heads=4, key_size=32, value_size=32)
     buffers = DeviceBuffers(
         send_pinned_bytes=300_000, receive_pinned_bytes=100_000, staging_bytes=2_000_000, group_bytes=200_000
     )
@@ -146,6 +149,24 @@ async def test_a_slow_device_and_small_buffers(cuda: FakeCuda, make_cache: Any, 
     assert same(transfer.target.on_host(), cache.decoded("lynx"))
     assert cuda.device_bytes[0] <= 2 * 2_000_000
     assert cuda.pinned_bytes <= 300_000 + 100_000 + 2 * (1 << 20)
+
+
+@pytest.mark.parametrize(("window_bytes", "early_bytes"), [(8192, 0), (9000, 20000), (30000, 0)])
+async def test_narrow_windows_never_stop_the_transfer(
+    window_bytes: int, early_bytes: int, cuda: FakeCuda, make_cache: Any, same: Any
+) -> None:
+    """Pages that wait for others to be decoded with them hold back credit for these others, but never for good."""
+    config = LinkConfig(
+        segment_bytes=4096,
+        anchor_window_bytes=window_bytes,
+        residual_window_bytes=window_bytes,
+        initial_credit_bytes=4096,
+        early_residual_bytes=early_bytes,
+    )
+    cache = make_cache(layers=2, tokens=500, page_tokens=64)
+    async with asyncio.timeout(20):
+        transfer = await pass_on(cache, config=config, lanes=3)
+    assert same(transfer.target.on_host(), cache.decoded("lynx"))
 
 
 async def test_what_the_application_has_queued_comes_first(cuda: FakeCuda, make_cache: Any, same: Any) -> None:
