@@ -169,6 +169,7 @@ class Link:
         self._draining = False
         self._waking = False
         self._waiting_for_room: set[int] = set()
+        self._waiting_for_few: dict[int, int] = {}
         self._failure: asyncio.Future[LynxError] = self.loop.create_future()
         self._outgoing: dict[int, OutgoingTransfer] = {}
         self._incoming: dict[int, IncomingTransfer] = {}
@@ -348,6 +349,14 @@ class Link:
                 transfer.has_room(False)
             self._wake_soon()
 
+    def few_queued(self, transfer: OutgoingTransfer, most_bytes: int) -> bool:
+        """Whether at most so many bytes of an outgoing transfer are queued; if not, it is told when that is so."""
+        with self.lock:
+            if self.core.all_queued_bytes(transfer.id) <= most_bytes:
+                return True
+            self._waiting_for_few[transfer.id] = most_bytes
+            return False
+
     def _wake_soon(self) -> None:
         """What one turn of the event loop queues leaves together. In the event loop, with the lock."""
         if not self._waking:
@@ -425,6 +434,10 @@ class Link:
         outgoing = self._outgoing.get(transfer)
         if outgoing is None:
             return
+        few = self._waiting_for_few.get(transfer)
+        if few is not None and self.core.all_queued_bytes(transfer) <= few:
+            del self._waiting_for_few[transfer]
+            self.loop.call_soon_threadsafe(outgoing.has_few)
         if transfer not in self._waiting_for_room:
             return
         # Half empty, so that a fast writer is woken once for many segments.
@@ -660,6 +673,8 @@ class Link:
     def _transfer_ended(self, transfer: IncomingTransfer | OutgoingTransfer, error: LynxError | None) -> None:
         transfer.ended_at_s = self.clock()
         transfer.error = error
+        self._waiting_for_room.discard(transfer.id)
+        self._waiting_for_few.pop(transfer.id, None)
         moved_nothing = error is None and not transfer.stats.total_bytes
         if not moved_nothing and not self._observers and not logger.isEnabledFor(logging.INFO):
             return

@@ -124,12 +124,22 @@ class OutgoingTransfer(_Transfer):
         """Ready when the receiver has everything decoded in place."""
         self._room = asyncio.Event()
         self._room.set()
+        self._few = asyncio.Event()
 
     async def wait_for_room(self) -> None:
         """Return when less than the configured queue waits in stream 0; raises the transfer's error."""
         while not self._room.is_set() and not self.delivered.done():
             await self._room.wait()
         self.delivered.done()
+
+    async def wait_for_few(self, most_bytes: int) -> None:
+        """Return when at most so many bytes of all streams together wait to be sent; raises the transfer's error.
+
+        For who reads what it sends from somewhere and wants to hold little of it. One task at a time may wait.
+        """
+        while not self.delivered.done() and not self.link.few_queued(self, most_bytes):
+            self._few.clear()
+            await self._few.wait()
 
     def submit(self, page: int, stream: int, data: memoryview, rank: tuple[int, ...] = ()) -> None:
         """Queue one stream of one page; `data` must not change until the transfer has ended.
@@ -157,10 +167,15 @@ class OutgoingTransfer(_Transfer):
         else:
             self._room.clear()
 
+    def has_few(self) -> None:
+        """Called by the link when no more is queued than `wait_for_few` waits for."""
+        self._few.set()
+
     def fail(self, error: LynxError) -> None:
         """Called by the link when the transfer has failed."""
         self.delivered.fail(error)
         self._room.set()
+        self._few.set()
 
 
 class IncomingTransfer(_Transfer):

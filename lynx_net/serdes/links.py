@@ -19,6 +19,7 @@ from lynx_net.errors import CodecError
 from lynx_net.serdes.deserializer import ReceivedTransfer
 from lynx_net.serdes.device import DeviceBuffers, Devices
 from lynx_net.serdes.fine import fine_tokens
+from lynx_net.serdes.packed import PackedPages, send_pages
 from lynx_net.serdes.serializer import Sending
 from lynx_net.serdes.split import AUTO, DEFAULT_RATE_BPS, auto_params
 from lynx_net.serdes.target import HostCache
@@ -30,9 +31,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from lynx_codec import PackedCache
     from lynx_net.aio.link import LinkParts, MakeIncoming
     from lynx_net.aio.timeline import Observer
-    from lynx_net.aio.transfer import Offer
+    from lynx_net.aio.transfer import Offer, OutgoingTransfer
     from lynx_net.serdes.target import KVTarget
     from lynx_net.transport import SocketOptions, TlsConfig
     from lynx_net.wire.layout import CacheLayout
@@ -48,6 +50,10 @@ class KVRequest(IncomingRequest):
     def send(self, layout: CacheLayout, **options: Any) -> Sending:
         """Answer with a transfer; arguments as in `KVLink.send`. `asked` is the request's `meta` if not given."""
         return self.link.send(self.id, layout, **{"asked": self.meta, **options})
+
+    async def send_packed(self, cache: PackedCache, **options: Any) -> OutgoingTransfer:
+        """Answer with a cache that is encoded already; arguments as in `KVLink.send_packed`."""
+        return await self.link.send_packed(self.id, cache, **options)
 
 
 class KVLink(Link):
@@ -123,6 +129,33 @@ class KVLink(Link):
             first_token=first_token,
         )
         return Sending(transfer, codecs, tokens, self._executor, self._devices)
+
+    async def send_packed(
+        self,
+        request_id: str,
+        cache: PackedCache,
+        *,
+        sequence: int = 0,
+        dtype: str = "float32",
+        meta: dict[str, Any] | None = None,
+        first_token: int | None = None,
+    ) -> OutgoingTransfer:
+        """Send a cache that is encoded already; returns when the receiver has all of it decoded in place.
+
+        Nothing is encoded or copied: the receiver gets the bytes that the cache holds. Cancelling aborts the transfer.
+
+        Args:
+            request_id, meta, first_token: as in `send`.
+            cache: whole pages of one size, see `serdes.packed.packed_layout`; every codec may have its own arrays.
+            sequence: which sequence of the cache.
+            dtype: of the cache before it was encoded, for the layout.
+
+        Raises:
+            CodecError: the pages of the cache do not lie as those of a transfer, or lack streams.
+            LynxError: the transfer has failed.
+        """
+        source = PackedPages(cache, sequence=sequence, dtype=dtype)
+        return await send_pages(self, request_id, source, executor=None, meta=meta, first_token=first_token)
 
     def requests(self) -> AsyncIterator[KVRequest]:
         return super().requests()  # type: ignore[return-value]  # `make_request` makes no others

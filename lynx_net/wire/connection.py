@@ -251,6 +251,11 @@ class LinkCore:
         queue = self._sending.get(transfer)
         return 0 if queue is None else queue.queued_bytes[stream]
 
+    def all_queued_bytes(self, transfer: int) -> int:
+        """Bytes of all streams that wait to be sent; 0 once the transfer has ended."""
+        queue = self._sending.get(transfer)
+        return 0 if queue is None else sum(queue.queued_bytes)
+
     def send_stats(self, transfer: int) -> TransferStats:
         """What is counted of an open outgoing transfer; the object lives on when the transfer has ended."""
         return self._sending[transfer].stats

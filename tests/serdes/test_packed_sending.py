@@ -1,0 +1,123 @@
+"""Caches that are encoded already travel as they are."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+import lynx_net
+from lynx_codec import CodecError, CodecPlan, CodecRule, PackedCache, get_codec
+from lynx_net.errors import TransferAbortedError
+
+PLANS: dict[str, Any] = {
+    "lynx": get_codec("lynx"),
+    "nested": get_codec("nested", bits=[2, 2, 4]),
+    "exact": get_codec("nested", exact=True, chunk=64),
+    "int8": get_codec("int8"),
+    "bf16": get_codec("bf16"),
+    "plan": CodecPlan(
+        "nested",
+        {"bits": [4, 4]},
+        [CodecRule("int8", layers=(0,)), CodecRule("nested", {"bits": [3, 5]}, kind="value")],
+    )
+    .table(3)
+    .own,
+}
+
+
+def packed(name: str, **options: Any) -> PackedCache:
+    rng = np.random.default_rng(1)
+    shape = (600, 2, 16)
+    arrays = {(layer, kind): rng.standard_normal(shape, np.float32) for layer in range(3) for kind in ("key", "value")}
+    if name == "exact":
+        arrays = {place: array.astype(np.float16) for place, array in arrays.items()}
+    return PackedCache.encode(PLANS[name], arrays, raw_head=4, **options)
+
+
+async def send(cache: PackedCache, **options: Any) -> tuple[lynx_net.IncomingTransfer, Any]:
+    async with lynx_net.serve("memory://packed") as server, lynx_net.connect(server.url) as link:
+        sending = asyncio.create_task(link.send_packed("r", cache, **options))
+        transfer = await anext(aiter(server))
+        await transfer.complete
+        return transfer, await sending
+
+
+@pytest.mark.parametrize("name", sorted(PLANS))
+async def test_the_receiver_decodes_what_the_cache_decodes_to(name: str) -> None:
+    cache = packed(name, fine=[7, 300, 301, 599], raw_tail=0)
+    transfer, sent = await send(cache, meta={"a": 1})
+    for place, array in cache.decode().items():
+        assert transfer.target.view(*place).tobytes() == array.tobytes()
+    assert sent.stats.total_bytes == cache.nbytes
+    assert transfer.offer.meta == {"a": 1}
+
+
+@pytest.mark.parametrize("stop", [1, 3, 255, 256, 257, 470, 600])
+async def test_a_crop_from_the_front_can_be_sent(stop: int) -> None:
+    cache = packed("nested", fine=[7, 300, 301, 599], raw_tail=20).crop(0, stop)
+    transfer, _ = await send(cache)
+    assert transfer.offer.layout.tokens == stop
+    for place, array in cache.decode().items():
+        assert transfer.target.view(*place).tobytes() == array.tobytes()
+
+
+async def test_one_sequence_of_several() -> None:
+    beams = packed("int8").stack(packed("int8").crop(0, 600).select_heads([1, 0]))
+    transfer, _ = await send(beams, sequence=1)
+    assert transfer.target.view(2, "value").tobytes() == beams.decode(1)[2, "value"].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda cache: cache.crop(32, 600), "page 1 is"),
+        (lambda cache: cache.crop(0, 100).concatenate(cache), "page 1 is"),
+        (lambda cache: cache.first_streams(1), "a page has 1 streams of 2"),
+        (lambda cache: PackedCache({**cache.arrays, (7, "key"): cache.arrays[0, "key"]}), "same kinds"),
+        (lambda cache: PackedCache({**cache.arrays, (0, "key"): cache.select_heads([0]).arrays[0, "key"]}), "heads"),
+    ],
+)
+async def test_pages_that_lie_otherwise_are_refused_before_anything_is_offered(change: Any, complaint: str) -> None:
+    async with lynx_net.serve("memory://packed") as server, lynx_net.connect(server.url) as link:
+        with pytest.raises(CodecError, match=complaint):
+            await link.send_packed("r", change(packed("lynx")))
+        assert link.timelines() == []
+
+
+async def test_cancelling_aborts_the_transfer() -> None:
+    async with lynx_net.serve("memory://packed") as server, lynx_net.connect(server.url, rate="1Mbit") as link:
+        sending = asyncio.create_task(link.send_packed("r", packed("lynx")))
+        transfer = await anext(aiter(server))
+        sending.cancel()
+        with pytest.raises(TransferAbortedError):
+            await transfer.complete
+        with pytest.raises(asyncio.CancelledError):
+            await sending
+
+
+async def test_what_waits_to_be_sent_is_bounded() -> None:
+    """A queue that is only ever as long as asked for, over a link that is slower than the source."""
+    from lynx_net.serdes.packed import PackedPages, send_pages
+
+    cache = packed("lynx", page_tokens=32)
+    most, limit = 0, 20_000
+    async with lynx_net.serve("memory://packed") as server, lynx_net.connect(server.url, rate="8Mbit") as link:
+        pages = PackedPages(cache)
+
+        class Watched(PackedPages):
+            def read(self, wanted: Any) -> list[bytes]:
+                nonlocal most
+                found = super().read(wanted)
+                most = max(most, sum(map(len, found)) + link.core.all_queued_bytes(1))
+                return found
+
+        watched = Watched(cache)
+        assert watched.layout == pages.layout
+        sending = asyncio.create_task(send_pages(link, "r", watched, executor=None, read_ahead_bytes=limit))
+        transfer = await anext(aiter(server))
+        await transfer.complete
+        await sending
+    assert 0 < most <= 1.5 * limit < cache.nbytes / 2
