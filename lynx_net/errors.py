@@ -13,6 +13,9 @@
       IntegrityError              a checksum does not match; names transfer, layer and stream
       TransferAbortedError        one side gave the transfer up; carries the reason
       RequestRefusedError         the peer will not serve the request id that was asked for
+      StoreError                  a context store cannot do what is asked: its disk fails, is full or is taken
+        AlreadyStoredError        the same cache is stored or is being stored
+        EntryDamagedError         a stored cache is not what was written; it is never served
       BackendMissingError         an optional part is not installed; names the extra
 
 `asyncio.CancelledError` is never wrapped. Operating system errors are mapped once, in `lynx_net.transport`.
@@ -23,10 +26,12 @@ from __future__ import annotations
 from lynx_codec.errors import CodecError, LynxError, NonFiniteError
 
 __all__ = [
+    "AlreadyStoredError",
     "BackendMissingError",
     "CodecError",
     "ConnectionFailedError",
     "ConnectionLostError",
+    "EntryDamagedError",
     "FlowControlError",
     "HandshakeError",
     "IntegrityError",
@@ -37,6 +42,7 @@ __all__ = [
     "ProtocolError",
     "RemoteProtocolError",
     "RequestRefusedError",
+    "StoreError",
     "TransferAbortedError",
 ]
 
@@ -96,6 +102,18 @@ class TransferAbortedError(LynxError):
 
 class RequestRefusedError(LynxError):
     """The peer answered a request, and the answer is no."""
+
+
+class StoreError(LynxError):
+    """A context store cannot do what is asked of it."""
+
+
+class AlreadyStoredError(StoreError):
+    """The same cache, of the same tokens, model and codec, is stored or is being stored."""
+
+
+class EntryDamagedError(StoreError):
+    """A stored cache is cut off, was changed on its disk, or is of another version."""
 
 
 class BackendMissingError(LynxError):

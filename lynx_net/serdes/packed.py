@@ -105,6 +105,9 @@ async def send_pages(
         # Of a transfer that has ended nothing happens; else this is what its receiver learns.
         link.abort(transfer.id, AbortCode.SENDER_FAILED, str(error), error)
         raise
+    except asyncio.CancelledError:
+        transfer.cancel()
+        raise
     except BaseException as error:
         reason = f"the sender failed: {type(error).__name__}: {error}"
         link.abort(transfer.id, AbortCode.SENDER_FAILED, reason)
