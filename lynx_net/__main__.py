@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from lynx_net.demo import cli as demo
 from lynx_net.demo.options import add_arguments as add_demo_arguments
 from lynx_net.doctor import cli as doctor
+from lynx_net.store import cli as store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,6 +37,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     doctor.add_arguments(doctor_parser)
     doctor_parser.set_defaults(run=doctor.run)
+    store_parser = commands.add_parser(
+        "store",
+        help="keep encoded caches on a disk and serve them by prompt prefix",
+        description=store.DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    store.add_arguments(store_parser)
+    store_parser.set_defaults(run=store.run)
     return parser
 
 

@@ -20,7 +20,7 @@ from lynx_net.errors import StoreError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["LocalStorage", "NewFile", "OpenFile", "Storage", "StoredFile"]
+__all__ = ["SUFFIX", "LocalStorage", "NewFile", "OpenFile", "Storage", "StoredFile", "failures", "storage_for"]
 
 SUFFIX = ".lynx"
 
@@ -135,7 +135,7 @@ class LocalStorage:
             if not self._entries.is_dir():
                 raise StoreError(f"there is no store in {self.folder}")
             return
-        with _failures(f"open the store in {self.folder}"):
+        with failures(f"open the store in {self.folder}"):
             for folder in (self._entries, self._incoming, self._quarantine):
                 folder.mkdir(parents=True, exist_ok=True)
             lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -157,7 +157,7 @@ class LocalStorage:
             self._lock = None
 
     def files(self) -> Iterator[StoredFile]:
-        with _failures(f"list {self._entries}"):
+        with failures(f"list {self._entries}"):
             for found in os.scandir(self._entries):
                 if found.name.endswith(SUFFIX):
                     with suppress(FileNotFoundError):  # removed meanwhile
@@ -166,28 +166,28 @@ class LocalStorage:
 
     def create(self) -> _NewLocalFile:
         path = self._incoming / secrets.token_hex(16)
-        with _failures(f"create {path}"):
+        with failures(f"create {path}"):
             return _NewLocalFile(
                 os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644), path, self._entries
             )
 
     def read(self, key: str) -> _LocalFile:
         path = self._path(key)
-        with _failures(f"open {path}", but=(FileNotFoundError,)):
+        with failures(f"open {path}", but=(FileNotFoundError,)):
             return _LocalFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC), path)
 
     def touch(self, key: str) -> None:
-        with _failures(f"touch {key}"), suppress(FileNotFoundError):
+        with failures(f"touch {key}"), suppress(FileNotFoundError):
             now = time.time()
             os.utime(self._path(key), (now, now))
 
     def remove(self, key: str) -> None:
-        with _failures(f"remove {key}"), suppress(FileNotFoundError):
+        with failures(f"remove {key}"), suppress(FileNotFoundError):
             self._path(key).unlink()
 
     def quarantine(self, key: str) -> str:
         aside = self._quarantine / f"{key}{SUFFIX}"
-        with _failures(f"quarantine {key}"):
+        with failures(f"quarantine {key}"):
             with suppress(FileNotFoundError):
                 self._path(key).rename(aside)
             _sync_folder(self._entries)
@@ -207,7 +207,7 @@ class _LocalFile:
         return os.fstat(self._descriptor).st_size
 
     def read(self, offset: int, length: int) -> bytes:
-        with _failures(f"read {self._path}"):
+        with failures(f"read {self._path}"):
             found = os.pread(self._descriptor, length, offset)
             while 0 < len(found) < length:
                 more = os.pread(self._descriptor, length - len(found), offset + len(found))
@@ -229,7 +229,7 @@ class _NewLocalFile(_LocalFile):
         self._published = False
 
     def write(self, data: Sequence[bytes | memoryview]) -> None:
-        with _failures(f"write {self._path}"):
+        with failures(f"write {self._path}"):
             for one in data:
                 view = memoryview(one)
                 while view.nbytes:
@@ -237,7 +237,7 @@ class _NewLocalFile(_LocalFile):
 
     def publish(self, key: str) -> None:
         target = self._entries / f"{key}{SUFFIX}"
-        with _failures(f"publish {target}"):
+        with failures(f"publish {target}"):
             os.fsync(self._descriptor)
             os.rename(self._path, target)
             self._published = True
@@ -245,11 +245,24 @@ class _NewLocalFile(_LocalFile):
 
     def discard(self) -> None:
         if not self._published:
-            with _failures(f"remove {self._path}"), suppress(FileNotFoundError):
+            with failures(f"remove {self._path}"), suppress(FileNotFoundError):
                 self._path.unlink()
 
 
-class _failures:
+def storage_for(location: str) -> Storage:
+    """The storage of a folder, or of a URL that fsspec knows (`s3://bucket/folder`).
+
+    Raises:
+        BackendMissingError: a URL, and fsspec or what it needs for it is not installed.
+    """
+    if "://" not in location:
+        return LocalStorage(location)
+    from lynx_net.store.remote import FsspecStorage
+
+    return FsspecStorage(location)
+
+
+class failures:
     """Turns errors of the operating system into StoreError, but for those of a kind that the caller expects."""
 
     def __init__(self, what: str, *, but: tuple[type[OSError], ...] = ()) -> None:

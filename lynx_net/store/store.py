@@ -277,8 +277,10 @@ class ContextStore:
         try:
             for page, stream in wanted:
                 writer.append([(page, stream, data) for data in pages.read([(page, stream)])])
-        except StoreError as error:
-            self.abandon(writer, error)
+        except BaseException as error:
+            self.abandon(
+                writer, error if isinstance(error, StoreError) else StoreError(f"its writer failed: {error!r}")
+            )
             raise
         self.finish(writer)
         return head.key
