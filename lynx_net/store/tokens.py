@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -59,17 +59,15 @@ class TokenPath:
             raise LocalProtocolError(f"{len(self.tail)} bytes of last tokens for {self.count} tokens")
 
     @classmethod
-    def of(cls, model: str, tokens: Sequence[int] | NDArray[np.integer]) -> TokenPath:  # type: ignore[type-arg]
+    def of(cls, model: str, tokens: Sequence[int] | NDArray[np.integer[Any]]) -> TokenPath:
         """The path of these tokens.
 
         Raises:
             LocalProtocolError: no tokens, or numbers that are no token ids.
         """
-        try:
-            array = np.asarray(tokens, dtype=np.int64)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise LocalProtocolError(f"tokens must be integers: {error}") from error
-        if array.ndim != 1 or (array.size and not 0 <= int(array.min()) <= int(array.max()) <= MAX_TOKEN):
+        array = np.asarray(tokens)
+        integers = array.ndim == 1 and (not array.size or array.dtype.kind in "iu")
+        if not integers or (array.size and not 0 <= int(array.min()) <= int(array.max()) <= MAX_TOKEN):
             raise LocalProtocolError("tokens must be a list of integers from 0 to 2^32 - 1")
         return cls.of_bytes(model, array.astype("<u4").tobytes())
 
