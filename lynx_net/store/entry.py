@@ -129,6 +129,11 @@ class EntryWriter:
         self._listeners: set[Callable[[], None]] = set()
 
     @property
+    def overhead_bytes(self) -> int:
+        """Bytes of the file that are no page streams."""
+        return len(self._packed_head) + self._index.nbytes + TRAILER_BYTES
+
+    @property
     def size_bytes(self) -> int:
         """Bytes written so far."""
         return self._end

@@ -232,14 +232,15 @@ class ContextStore:
             if (known := self._entries.get(head.key)) is not None:
                 known.used_s = self._clock()
                 raise AlreadyStoredError(f"already {'being ' if known.writer else ''}stored: {head.key}")
-            self._choose(expected_bytes)
-            if self.max_bytes is not None and self.total_bytes + expected_bytes > self.max_bytes:
+            writer = EntryWriter(head, self._create)
+            room_bytes = expected_bytes + writer.overhead_bytes
+            self._choose(room_bytes)
+            if self.max_bytes is not None and self.total_bytes + room_bytes > self.max_bytes:
                 raise StoreError(
-                    f"no room for {expected_bytes} bytes: the store may hold {self.max_bytes} bytes, and "
+                    f"no room for {room_bytes} bytes: the store may hold {self.max_bytes} bytes, and "
                     f"{self.total_bytes} are being written or read"
                 )
-            writer = EntryWriter(head, self._create)
-            self._add(_Entry(head, expected_bytes, self._clock(), writer))
+            self._add(_Entry(head, room_bytes, self._clock(), writer))
             return writer
 
     def _create(self) -> NewFile:
