@@ -25,7 +25,7 @@ from lynx_net.store import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
     from lynx_net.aio.link import Link
@@ -39,6 +39,12 @@ async def serving(folder: Path, **options: Any) -> AsyncIterator[tuple[ContextSt
     with ContextStore(options.pop("storage", None) or LocalStorage(folder), **limits).open() as store:
         async with serve_store(options.pop("url", "tcp://127.0.0.1:0"), store, **options) as server:
             yield store, server.url
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110  # what is waited for happens in a thread that knows no event
+            await asyncio.sleep(0.001)
 
 
 async def fetch(url: str, tokens: Any, **options: Any) -> lynx_net.IncomingTransfer:
@@ -381,8 +387,7 @@ async def test_closing_the_server_ends_everything(tmp_path: Path, make_cache: An
             link, other = await writing.__aenter__(), await reading.__aenter__()
             sending = link.send("s", cache.layout, codec="lynx", fine=cache.fine, meta=stored_as("toy", TOKENS[:600]))
             await sending.write(0, cache.arrays[0, "key"], cache.arrays[0, "value"])
-            while not store.entries()[0].size_bytes:
-                await asyncio.sleep(0.001)
+            await until(lambda: store.entries()[0].size_bytes > 0)
             transfer = await other.request("r", wanted("toy", TOKENS))
         for waiting in (transfer.complete, sending.delivered):
             with pytest.raises(LynxError):
@@ -439,8 +444,7 @@ async def test_what_is_being_sent_is_not_evicted(tmp_path: Path, make_cache: Any
             assert same(transfer.target, cache.decoded("lynx"))
             cancelled = await link.request("r2", wanted("toy", TOKENS))
             cancelled.cancel()
-            while store.entries()[0].readers:
-                await asyncio.sleep(0.001)
+            await until(lambda: not store.entries()[0].readers)
             assert len(await asyncio.to_thread(store.evict, max_bytes=1)) == 1
 
 
@@ -466,8 +470,7 @@ async def test_a_disk_that_fails_while_writing_fails_that_transfer(tmp_path: Pat
     async with serving(tmp_path, storage=storage) as (store, url):
         with pytest.raises(TransferAbortedError, match="No space left"):
             await send(url, make_cache(tokens=2000, layers=6))
-        while store.entries():
-            await asyncio.sleep(0.001)
+        await until(lambda: not store.entries())
         storage.full = False
         await send(url, make_cache(tokens=2000, layers=6))
         await fetch(url, TOKENS)
@@ -501,6 +504,5 @@ async def test_many_readers_and_writers_on_many_links(tmp_path: Path, make_cache
                 group.create_task(read(list(caches)[number % 3], number))
             for tokens in caches:
                 group.create_task(write(tokens))
-        while any(entry.readers for entry in store.entries()):
-            await asyncio.sleep(0.001)
+        await until(lambda: not any(entry.readers for entry in store.entries()))
         assert len(store.entries()) == 3
