@@ -10,7 +10,6 @@ from lynx_codec.composite import join_streams
 from lynx_codec.plan import PLAN, CodecTable
 from lynx_net.aio.offload import run_blocking
 from lynx_net.errors import LynxError
-from lynx_net.serdes.serializer import _rank as page_rank
 from lynx_net.wire.layout import KINDS, CacheLayout
 from lynx_net.wire.messages import AbortCode
 
@@ -66,7 +65,14 @@ def page_order(layout: CacheLayout, stream: int) -> list[int]:
     """Page numbers in the order in which a stream of them goes, as when a cache is encoded while it is sent."""
     if stream == 0:
         return list(range(layout.page_count))
-    return [page.index for page in sorted(layout.pages(), key=page_rank)]
+    # By `page_rank`, without making every page of a large cache.
+    per_array, kinds = layout.pages_per_array, len(layout.kinds)
+    return [
+        (layer * kinds + kind) * per_array + position
+        for kind in range(kinds)
+        for layer in reversed(range(layout.layers))
+        for position in reversed(range(per_array))
+    ]
 
 
 async def send_pages(
@@ -230,8 +236,13 @@ class PackedPages:
                 codecs.setdefault(name, codec)
                 choices[kind].append(list(codecs).index(name))
         table = CodecTable(list(codecs.values()), choices)
-        self._table = table
-        self._places = join_streams(table.codecs)[1]
+        places = join_streams(table.codecs)[1]
+        # Of each array, in the order of its pages: its pages, and which of the transfer's streams theirs are.
+        self._by_number = [
+            (self._arrays[layer, kind].pages, places[table.number(layer, kind)])
+            for layer in range(self.layout.layers)
+            for kind in self.layout.kinds
+        ]
         self.stream_names = table.stream_names
         alone = table.codecs[0] if len(table.codecs) == 1 else None
         self.codec = PLAN if alone is None else alone.name
@@ -256,9 +267,6 @@ class PackedPages:
         return [self._stream(page, stream) for page, stream in wanted]
 
     def _stream(self, page: int, stream: int) -> bytes:
-        ref = self.layout.page(page)
-        places = self._places[self._table.number(ref.layer, ref.kind)]
-        if stream not in places:
-            return b""
-        held = self._arrays[ref.layer, ref.kind].pages[ref.start // self.layout.page_tokens]
-        return held.streams[places.index(stream)]
+        number, position = divmod(page, self.layout.pages_per_array)
+        pages, places = self._by_number[number]
+        return pages[position].streams[places.index(stream)] if stream in places else b""

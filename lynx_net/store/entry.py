@@ -76,6 +76,7 @@ class WrittenPages:
         self.file = file
         self.index = index
         self.there = there
+        self._sizes = index["bytes"]
 
     def close(self) -> None:
         """Let go of the file."""
@@ -83,7 +84,7 @@ class WrittenPages:
 
     def size(self, page: int, stream: int) -> int | None:
         """Bytes of a page stream; None if it is not there yet."""
-        return int(self.index["bytes"][stream, page]) if self.there[stream, page] else None
+        return int(self._sizes[stream, page]) if self.there[stream, page] else None
 
     def read(self, page: int, stream: int) -> bytes:
         """A page stream that is there.

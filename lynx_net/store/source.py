@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from lynx_codec import Codec
     from lynx_codec.plan import CodecTable
     from lynx_net.store.store import HeldEntry
-    from lynx_net.wire.layout import CacheLayout, PageRef
+    from lynx_net.wire.layout import CacheLayout
 
 __all__ = ["EntryPages"]
 
@@ -43,6 +43,8 @@ class EntryPages:
         self.stream_names = self._table.stream_names
         self.layout: CacheLayout = head.layout
         self._whole = head.layout
+        self._per_array = self._whole.pages_per_array
+        self._cuts = False
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
         if held.writer is not None:
@@ -58,6 +60,8 @@ class EntryPages:
         whole = self._whole
         if self._tokens < whole.tokens:
             self.layout = self._cropped(self._tokens)
+            self._per_array = self.layout.pages_per_array
+            self._cuts = self.layout.tokens % whole.page_tokens != 0
 
     def close(self) -> None:
         """Release the entry."""
@@ -67,15 +71,13 @@ class EntryPages:
 
     def size(self, page: int, stream: int) -> int | None:
         """Bytes of a page stream on the disk; a page that will be cut is there when all it is made of is."""
-        ref = self.layout.page(page)
         pages = self.held.pages
         if pages is None:
             return None
-        own = self._whole_index(ref)
-        size = pages.size(own, stream)
-        if self._is_cut(ref) and any(pages.size(own, earlier) is None for earlier in range(stream)):
+        own = self._own(page)
+        if self._is_cut(page) and any(pages.size(own, earlier) is None for earlier in range(stream)):
             return None
-        return size
+        return pages.size(own, stream)
 
     async def more(self) -> None:
         """Return when the writer has written more; raises StoreError when it has failed."""
@@ -92,28 +94,27 @@ class EntryPages:
             EntryDamagedError: they are not what was written; the entry has been put aside.
             StoreError: the disk fails.
         """
-        return [self._read(self.layout.page(page), stream) for page, stream in wanted]
+        return [self._read(page, stream) for page, stream in wanted]
 
-    def _read(self, ref: PageRef, stream: int) -> bytes:
-        index = self._whole_index(ref)
-        if not self._is_cut(ref):
-            return self.held.read(index, stream)
-        places = self._places[self._table.number(ref.layer, ref.kind)]
+    def _read(self, page: int, stream: int) -> bytes:
+        own = self._own(page)
+        if not self._is_cut(page):
+            return self.held.read(own, stream)
+        left = self.layout.page(page)
+        places = self._places[self._table.number(left.layer, left.kind)]
         if stream not in places:
             return b""
-        streams = [self.held.read(index, place) for place in places if place <= stream]
-        whole = self._whole.page(index).shape
-        return self._table.own(ref.layer, ref.kind).cut_page(streams, whole, 0, ref.shape)[-1]
+        streams = [self.held.read(own, place) for place in places if place <= stream]
+        codec, shape = self._table.own(left.layer, left.kind), self._whole.page(own).shape
+        return codec.cut_page(streams, shape, 0, left.shape)[-1]
 
-    def _whole_index(self, ref: PageRef) -> int:
+    def _own(self, page: int) -> int:
         """Number of the page in the entry."""
-        if self.layout is self._whole:
-            return ref.index
-        array, position = divmod(ref.index, self.layout.pages_per_array)
+        array, position = divmod(page, self._per_array)
         return array * self._whole.pages_per_array + position
 
-    def _is_cut(self, ref: PageRef) -> bool:
-        return ref.stop == self.layout.tokens < self._whole.tokens and ref.stop % self._whole.page_tokens != 0
+    def _is_cut(self, page: int) -> bool:
+        return self._cuts and page % self._per_array == self._per_array - 1
 
     def _tell(self) -> None:
         self._loop.call_soon_threadsafe(self._changed.set)

@@ -11,6 +11,8 @@ import pytest
 import lynx_net
 from lynx_codec import CodecError, CodecPlan, CodecRule, PackedCache, get_codec
 from lynx_net.errors import TransferAbortedError
+from lynx_net.serdes.packed import PackedPages, page_order, send_pages
+from lynx_net.serdes.serializer import page_rank
 
 PLANS: dict[str, Any] = {
     "lynx": get_codec("lynx"),
@@ -98,10 +100,15 @@ async def test_cancelling_aborts_the_transfer() -> None:
             await sending
 
 
+@pytest.mark.parametrize("kinds", [{}, {"key_size": 0}, {"value_size": 0}])
+def test_pages_go_in_the_order_of_pages_that_are_encoded_on_the_way(kinds: dict[str, int]) -> None:
+    layout = lynx_net.CacheLayout(**({"layers": 3, "tokens": 900, "heads": 1, "key_size": 2, "value_size": 2} | kinds))
+    assert page_order(layout, 0) == [page.index for page in layout.pages()]
+    assert page_order(layout, 1) == [page.index for page in sorted(layout.pages(), key=page_rank)]
+
+
 async def test_what_waits_to_be_sent_is_bounded() -> None:
     """A queue that is only ever as long as asked for, over a link that is slower than the source."""
-    from lynx_net.serdes.packed import PackedPages, send_pages
-
     cache = packed("lynx", page_tokens=32)
     most, limit = 0, 20_000
     async with lynx_net.serve("memory://packed") as server, lynx_net.connect(server.url, rate="8Mbit") as link:
