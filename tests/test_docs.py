@@ -22,7 +22,13 @@ def blocks(file: Path) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(
     ("file", "pairs"),
-    [("docs/quickstart.md", 5), ("docs/observability.md", 3), ("docs/packed.md", 2), ("docs/plans.md", 2)],
+    [
+        ("docs/quickstart.md", 5),
+        ("docs/observability.md", 3),
+        ("docs/packed.md", 2),
+        ("docs/plans.md", 2),
+        ("docs/store.md", 1),
+    ],
 )
 def test_programs_in_documents(file: str, pairs: int, capsys: pytest.CaptureFixture[str]) -> None:
     found = [(language, body) for language, body in blocks(ROOT / file) if language != "sh"]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from lynx_net.errors import EntryDamagedError, LynxError, StoreError
 from lynx_net.store.server import serve_store
 from lynx_net.store.storage import storage_for
-from lynx_net.store.store import ContextStore
+from lynx_net.store.store import NO_ENTRY, ContextStore
 from lynx_net.transport import TlsConfig
 from lynx_net.wire.pacing import parse_rate
 
@@ -190,7 +190,10 @@ def _verify(arguments: argparse.Namespace) -> int:
         damaged = dict(store.damaged)
         known = [entry.key for entry in store.entries()]
         for key in arguments.keys or known:
-            if (reason := store.verify(key)) is not None and key not in damaged:
+            reason = store.verify(key)
+            if reason is None or (reason == NO_ENTRY and not arguments.keys):
+                continue  # one that a server has evicted meanwhile is not missed
+            if key not in damaged:
                 damaged[key] = reason
                 if arguments.quarantine:
                     store.damage(key, EntryDamagedError(reason))

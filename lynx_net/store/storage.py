@@ -24,6 +24,9 @@ __all__ = ["SUFFIX", "LocalStorage", "NewFile", "OpenFile", "Storage", "StoredFi
 
 SUFFIX = ".lynx"
 
+SYNC_EVERY_BYTES = 64 << 20
+"""Of a large entry this much is left to be written to the disk when it is published: nobody waits long for that."""
+
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
@@ -226,14 +229,19 @@ class _NewLocalFile(_LocalFile):
     def __init__(self, descriptor: int, path: Path, entries: Path) -> None:
         super().__init__(descriptor, path)
         self._entries = entries
+        self._unsynced_bytes = 0
         self._published = False
 
     def write(self, data: Sequence[bytes | memoryview]) -> None:
         with failures(f"write {self._path}"):
             for one in data:
                 view = memoryview(one)
+                self._unsynced_bytes += view.nbytes
                 while view.nbytes:
                     view = view[os.write(self._descriptor, view) :]
+            if self._unsynced_bytes >= SYNC_EVERY_BYTES:
+                os.fdatasync(self._descriptor)
+                self._unsynced_bytes = 0
 
     def publish(self, key: str) -> None:
         target = self._entries / f"{key}{SUFFIX}"

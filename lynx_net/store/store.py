@@ -43,6 +43,8 @@ __all__ = ["ContextStore", "EntryInfo", "HeldEntry"]
 
 logger = logging.getLogger("lynx_net")
 
+NO_ENTRY = "there is no such entry"
+
 TOUCH_EVERY_S = 1.0
 """An entry that is read all the time need not have its file touched at every read."""
 
@@ -389,7 +391,9 @@ class ContextStore:
             with closing(self._opened(key)) as pages:
                 for stream, page in np.ndindex(pages.index.shape):
                     pages.read(page, stream)
-        except (FileNotFoundError, StoreError) as error:
+        except FileNotFoundError:
+            return NO_ENTRY
+        except StoreError as error:
             return str(error)
         return None
 
