@@ -1,10 +1,10 @@
 """What a context store is worth, and what kill -9 does to it: `python -m perf.store --json FILE`.
 
 Time to the first valid token of a prompt of SmolLM2, in turn: computed here (prefill); with the cache of all but the
-last token from a store, a process of its own that reads it from the disk (the page cache is told to drop the file before)
-and sends it over a link paced to `--rate`; and with a store that has only the first three quarters, where the rest is
-computed on the anchors, and again on Q_full to verify the token. The first token counts as valid when it was computed, if
-verification agrees, else when verification has named the right one. Loading the model is in none of the times.
+last token from a store, a process of its own that reads it from the disk (the page cache is told to drop the file
+before) and sends it over a link paced to `--rate`; and with a store that has only the first three quarters, where the
+rest is computed here when the residuals are in. The first token counts as valid when it was computed, if verification
+agrees, else when verification has named the right one. Loading the model is in none of the times.
 
 `--kills N`: processes that write entries, and servers that receive them, are killed N times each with SIGKILL in the
 middle of writes; see `perf/store_kills.py`. `--rounds 0` leaves the first part out.
@@ -126,6 +126,8 @@ class Bench:
             transfer = await link.request("ttft", wanted(MODEL, self.prompt[:-1]))
             model = TransformersModel(self.loaded.model, caches[0])
             tail = self.prompt[transfer.offer.layout.tokens :]
+            if len(tail) > 1:
+                await transfer.residual_ready  # else the tail would be computed twice
             done: Done | None = None
             async for event in decode(model, transfer, prompt_tail=tail, max_new_tokens=1):
                 done = event if isinstance(event, Done) else done

@@ -20,7 +20,7 @@ import numpy as np
 
 import lynx_net
 from lynx_codec import PackedCache, get_codec
-from lynx_net.errors import LynxError
+from lynx_net.errors import LynxError, RequestRefusedError
 from lynx_net.store import ContextStore, LocalStorage, serve_store, stored_as, wanted
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def _serve(folder: Path, pipe: Connection) -> None:
 
 
 def _start(target: Any, *arguments: Any) -> tuple[BaseProcess, Connection]:
-    ours, theirs = context.Pipe(duplex=False)
+    ours, theirs = multiprocessing.Pipe(duplex=False)
     process = context.Process(target=target, args=(*arguments, theirs), daemon=True)
     process.start()
     theirs.close()
@@ -212,7 +212,7 @@ async def _read(url: str, number: int, outcome: Outcome) -> None:
                 try:
                     transfer = await link.request("read", wanted(MODEL, tokens_of(number)))
                     break
-                except lynx_net.errors.RequestRefusedError:
+                except RequestRefusedError:
                     await asyncio.sleep(0.002)
             await transfer.complete
     except LynxError:

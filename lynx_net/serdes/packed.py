@@ -247,11 +247,11 @@ class PackedPages:
         alone = table.codecs[0] if len(table.codecs) == 1 else None
         self.codec = PLAN if alone is None else alone.name
         self.codec_params = table.params() if alone is None else alone.params()
-        for (layer, kind), array in self._arrays.items():
+        for (layer, of), array in self._arrays.items():
             lacking = next((page for page in array.pages if len(page.streams) < len(array.codec.stream_names)), None)
             if lacking is not None:
                 raise CodecError(
-                    f"layer {layer}, {kind}s: a page has {len(lacking.streams)} streams of "
+                    f"layer {layer}, {of}s: a page has {len(lacking.streams)} streams of "
                     f"{len(array.codec.stream_names)}; all are needed to send it"
                 )
 

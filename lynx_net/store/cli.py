@@ -115,18 +115,17 @@ def _serve(arguments: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     max_bytes = None if arguments.max_bytes is None else int(arguments.max_bytes)
     store = ContextStore(storage_for(arguments.folder), max_bytes=max_bytes, max_age_s=arguments.max_age)
-    with store.open():
-        _run_loop(arguments, store)
+    with store.open(), asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(_serve_until_told(arguments, store))
     return 0
 
 
-def _run_loop(arguments: argparse.Namespace, store: ContextStore) -> None:
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
     try:
-        from uvloop import new_event_loop
+        import uvloop
     except ImportError:  # no uvloop for this platform
-        new_event_loop = asyncio.new_event_loop
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        runner.run(_serve_until_told(arguments, store))
+        return asyncio.new_event_loop
+    return uvloop.new_event_loop
 
 
 async def _serve_until_told(arguments: argparse.Namespace, store: ContextStore) -> None:

@@ -92,7 +92,7 @@ class EntryHead:
         """Content address, 32 hexadecimal digits: of the tokens, the model, the codec and how pages are cut."""
         layout = self.layout
         shape = (layout.layers, layout.heads, layout.key_size, layout.value_size, layout.page_tokens, layout.raw_head)
-        kind = msgpack.packb([self.codec, _sorted(self.codec_params), layout.dtype, list(shape)])
+        kind = _packed([self.codec, _sorted(self.codec_params), layout.dtype, list(shape)])
         return hashlib.blake2b(self.path.end + kind, digest_size=16).hexdigest()
 
     def table(self) -> CodecTable:
@@ -111,6 +111,13 @@ class EntryHead:
         return table
 
 
+def _packed(value: Any) -> bytes:
+    try:
+        return bytes(msgpack.packb(value) or b"")
+    except (TypeError, ValueError, OverflowError) as error:
+        raise LocalProtocolError(f"what describes a cache cannot be packed: {error}") from error
+
+
 def _sorted(value: Any) -> Any:
     """The same value with the keys of its maps in order, so that equal parameters have equal bytes."""
     if isinstance(value, dict):
@@ -123,7 +130,7 @@ def _sorted(value: Any) -> Any:
 def pack_head(head: EntryHead) -> bytes:
     """The first bytes of a file: what comes before its page streams."""
     path = head.path
-    body = msgpack.packb(
+    body = _packed(
         {
             "model": path.model,
             "count": path.count,

@@ -152,7 +152,7 @@ class EntryPages:
                 return None
             named = codec.fine_tokens([self.held.read(ref.index, 0)], ref.shape)
             return sum(token < tokens for token in named)
-        return min(whole.fine[position], ref.shape.cut(0, tokens).coded_tokens)
+        return min(whole.fine[position], whole.page(position).shape.cut(0, tokens).coded_tokens)
 
 
 def _can_be_cut(codec: Codec) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from lynx_codec import CodecError
-from lynx_net.errors import AlreadyStoredError, EntryDamagedError, StoreError
+from lynx_net.errors import AlreadyStoredError, EntryDamagedError, LocalProtocolError, StoreError
 from lynx_net.store import ContextStore, LocalStorage, TokenPath
 
 if TYPE_CHECKING:
@@ -64,6 +64,8 @@ def test_every_byte_comes_back(store: ContextStore, packed_cache: Any) -> None:
 def test_a_cache_that_cannot_be_sent_cannot_be_stored(store: ContextStore, packed_cache: Any) -> None:
     with pytest.raises(CodecError, match="in a transfer it would be"):
         store.put("m", range(8), packed_cache(40).crop(32, 40).concatenate(packed_cache(40)).crop(4, 12))
+    with pytest.raises(LocalProtocolError, match="cannot be packed"):
+        store.put("m", range(40), packed_cache(40), meta={"x": object()})
     assert store.entries() == []
 
 
