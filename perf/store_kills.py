@@ -113,7 +113,7 @@ def _serve(folder: Path, pipe: Connection) -> None:
     asyncio.run(serve())
 
 
-def _start(target: Any, *arguments: Any) -> tuple[BaseProcess, Connection]:
+def _start(target: Any, *arguments: Any) -> tuple[BaseProcess, Any]:
     ours, theirs = multiprocessing.Pipe(duplex=False)
     process = context.Process(target=target, args=(*arguments, theirs), daemon=True)
     process.start()

@@ -65,7 +65,7 @@ def page_order(layout: CacheLayout, stream: int) -> list[int]:
     """Page numbers in the order in which a stream of them goes, as when a cache is encoded while it is sent."""
     if stream == 0:
         return list(range(layout.page_count))
-    # By `page_rank`, without making every page of a large cache.
+    # As `serializer` ranks pages, without making every page of a large cache.
     per_array, kinds = layout.pages_per_array, len(layout.kinds)
     return [
         (layer * kinds + kind) * per_array + position

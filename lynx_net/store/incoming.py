@@ -98,12 +98,7 @@ class StoredTransfer(IncomingTransfer):
         try:
             while (batch := self._next_batch()) is not None:
                 stream, pages = batch
-                arrived = []
-                for page in pages:
-                    streams = self.link.page_streams(self, page, stream)
-                    if streams:  # the transfer may have ended meanwhile
-                        arrived.append((page, stream, streams[stream]))
-                self._writer.append(arrived)
+                self._writer.append(self._arrived(pages, stream))
                 if self._writer.complete:
                     self._store.finish(self._writer)
                     logger.info("store: has %s, %d tokens", self.key, self.offer.layout.tokens)
@@ -114,6 +109,12 @@ class StoredTransfer(IncomingTransfer):
             # Not ours to handle, but the transfer's waiters must not hang because of it.
             logger.exception("the writer of transfer %d failed", self.id)
             self._stop(f"the store failed: {error!r}", None)
+
+    def _arrived(self, pages: list[int], stream: int) -> list[tuple[int, int, memoryview]]:
+        """The bytes of page streams; none if the transfer has ended meanwhile."""
+        with self.link.lock:
+            state = self.link.core.receive_state(self.id)
+            return [] if state is None else [(page, stream, state.page_streams(page, stream)[stream]) for page in pages]
 
     def _stop(self, reason: str, error: StoreError | None) -> None:
         """The writer's thread cannot go on; `fail` follows, if it was not called already."""

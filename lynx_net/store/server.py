@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from lynx_net.aio.endpoint import Endpoint, Server
 from lynx_net.aio.link import Link
 from lynx_net.aio.offload import run_blocking
-from lynx_net.errors import EntryDamagedError, LynxError
+from lynx_net.errors import EntryDamagedError, LocalProtocolError, LynxError
 from lynx_net.serdes.packed import READ_AHEAD_BYTES, send_pages
 from lynx_net.store.incoming import StoredTransfer
 from lynx_net.store.messages import FIELD, Wanted
@@ -49,6 +49,10 @@ class StoreOptions:
     read_ahead_bytes: int = READ_AHEAD_BYTES
     max_transfers: int = 64
     evict_every_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        if min(self.read_ahead_bytes, self.max_transfers) < 1 or not self.evict_every_s > 0:
+            raise LocalProtocolError("read_ahead_bytes, max_transfers and evict_every_s must be positive")
 
 
 class _StoreServer:

@@ -10,9 +10,10 @@ import pytest
 
 import lynx_net
 from lynx_codec import CodecError, CodecPlan, CodecRule, PackedCache, get_codec
-from lynx_net.errors import TransferAbortedError
+from lynx_net.errors import StoreError, TransferAbortedError
 from lynx_net.serdes.packed import PackedPages, page_order, send_pages
-from lynx_net.serdes.serializer import page_rank
+from lynx_net.serdes.serializer import _rank
+from lynx_net.testing.sweep import Canceller, Moment, cancel_sweep
 
 PLANS: dict[str, Any] = {
     "lynx": get_codec("lynx"),
@@ -104,7 +105,7 @@ async def test_cancelling_aborts_the_transfer() -> None:
 def test_pages_go_in_the_order_of_pages_that_are_encoded_on_the_way(kinds: dict[str, int]) -> None:
     layout = lynx_net.CacheLayout(**({"layers": 3, "tokens": 900, "heads": 1, "key_size": 2, "value_size": 2} | kinds))
     assert page_order(layout, 0) == [page.index for page in layout.pages()]
-    assert page_order(layout, 1) == [page.index for page in sorted(layout.pages(), key=page_rank)]
+    assert page_order(layout, 1) == [page.index for page in sorted(layout.pages(), key=_rank)]
 
 
 async def test_what_waits_to_be_sent_is_bounded() -> None:
@@ -128,3 +129,72 @@ async def test_what_waits_to_be_sent_is_bounded() -> None:
         await transfer.complete
         await sending
     assert 0 < most <= 1.5 * limit < cache.nbytes / 2
+
+
+class Growing(PackedPages):
+    """A cache that is there page by page."""
+
+    there = 0
+
+    def size(self, page: int, stream: int) -> int | None:  # type: ignore[override]
+        return super().size(page, stream) if stream * self.layout.page_count + page < self.there else None
+
+    async def more(self) -> None:
+        await asyncio.sleep(0.001)
+        self.there += 3
+
+
+@pytest.mark.parametrize("moment", ["waiting", "woken"])
+async def test_cancelled_at_any_await_nothing_is_left(moment: Moment) -> None:
+    whole = packed("lynx", page_tokens=200)
+    cache = PackedCache({place: arrays for place, arrays in whole.arrays.items() if place[0] == 0})
+    config = lynx_net.LinkConfig(segment_bytes=4096, anchor_window_bytes=8192, residual_window_bytes=8192)
+
+    async def scenario(canceller: Canceller) -> None:
+        before = asyncio.all_tasks()
+        async with (
+            lynx_net.serve("memory://packed", config=config) as server,
+            lynx_net.connect(server.url, config=config, rate="10Mbit") as link,
+        ):
+            await canceller.run(send_pages(link, "r", Growing(cache), executor=None, read_ahead_bytes=5000))
+            assert link.core.open_transfers() == []
+            assert not link._waiting_for_few
+            sending = asyncio.create_task(link.send_packed("afterwards", cache))
+            async for transfer in server:
+                if transfer.offer.request_id == "afterwards":
+                    await transfer.complete
+                    break
+            await sending
+        assert asyncio.all_tasks() == before
+
+    assert await asyncio.to_thread(cancel_sweep, scenario, moment) > 10
+
+
+async def test_a_source_that_fails_fails_the_transfer_with_its_reason() -> None:
+    class Failing(Growing):
+        async def more(self) -> None:
+            if self.there:
+                raise StoreError("the disk is gone")
+            await super().more()
+
+    async with lynx_net.serve("memory://packed") as server, lynx_net.connect(server.url) as link:
+        sending = asyncio.create_task(send_pages(link, "r", Failing(packed("lynx")), executor=None))
+        transfer = await anext(aiter(server))
+        with pytest.raises(TransferAbortedError, match="the disk is gone"):
+            await transfer.complete
+        with pytest.raises(StoreError, match="the disk is gone"):
+            await sending
+        assert link.core.open_transfers() == []
+
+
+async def test_a_transfer_that_is_given_up_does_not_wait_for_its_source() -> None:
+    class Stuck(Growing):
+        async def more(self) -> None:
+            await asyncio.Event().wait()
+
+    async with lynx_net.serve("memory://packed") as server, lynx_net.connect(server.url) as link:
+        sending = asyncio.create_task(send_pages(link, "r", Stuck(packed("lynx")), executor=None))
+        transfer = await anext(aiter(server))
+        transfer.cancel()
+        with pytest.raises(TransferAbortedError, match="cancelled by the peer"):
+            await sending

@@ -387,7 +387,7 @@ async def test_closing_the_server_ends_everything(tmp_path: Path, make_cache: An
             link, other = await writing.__aenter__(), await reading.__aenter__()
             sending = link.send("s", cache.layout, codec="lynx", fine=cache.fine, meta=stored_as("toy", TOKENS[:600]))
             await sending.write(0, cache.arrays[0, "key"], cache.arrays[0, "value"])
-            await until(lambda: store.entries()[0].size_bytes > 0)
+            await until(lambda: any(entry.size_bytes for entry in store.entries()))
             transfer = await other.request("r", wanted("toy", TOKENS))
         for waiting in (transfer.complete, sending.delivered):
             with pytest.raises(LynxError):
