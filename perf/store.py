@@ -6,8 +6,8 @@ before) and sends it over a link paced to `--rate`; and with a store that has on
 rest is computed here when the residuals are in. The first token counts as valid when it was computed, if verification
 agrees, else when verification has named the right one. Loading the model is in none of the times.
 
-`--kills N`: processes that write entries, and servers that receive them, are killed N times each with SIGKILL in the
-middle of writes; see `perf/store_kills.py`. `--rounds 0` leaves the first part out.
+`--kills N`: processes that write entries, and servers that receive them, are killed with SIGKILL until N of each were
+in the middle of a write; see `perf/store_kills.py`. `--rounds 0` leaves the first part out.
 """
 
 from __future__ import annotations

@@ -131,11 +131,12 @@ def _kill(process: BaseProcess) -> None:
 
 
 def kill_writers(folder: Path, kills: int, seed: int = 0) -> Outcome:
-    """So many processes that write one entry after the other, each killed in one of its first writes."""
+    """Processes that write one entry after the other, each killed soon, until so many were killed in a write."""
     rng = random.Random(seed)
     outcome, stored = Outcome(), set[int]()
     write_s = 0.05
-    for kill in range(kills):
+    while outcome.during_write < kills:
+        kill = outcome.kills
         process, pipe = _start(_write, folder, 1000 * kill + kill % CONTENTS)
         with closing(pipe):
             number = pipe.recv()[1]
@@ -144,7 +145,7 @@ def kill_writers(folder: Path, kills: int, seed: int = 0) -> Outcome:
                 pipe.recv()
                 write_s = time.monotonic() - began_s
                 stored.add(number)
-            time.sleep(rng.uniform(0, 1.5 * write_s))
+            time.sleep(rng.uniform(0, write_s))
             _kill(process)
             writing = False
             try:
@@ -163,12 +164,13 @@ def kill_writers(folder: Path, kills: int, seed: int = 0) -> Outcome:
 
 
 async def kill_servers(folder: Path, kills: int, seed: int = 0) -> Outcome:
-    """So many servers, each killed while a cache is sent to it and read from it at the same time."""
+    """Servers to which a cache is sent and from which it is read meanwhile, until so many were killed in a write."""
     rng = random.Random(seed)
     outcome, stored = Outcome(), set[int]()
     write_s = 0.05
     number = 0
-    for kill in range(kills):
+    while outcome.during_write < kills:
+        kill = outcome.kills
         process, pipe = await asyncio.to_thread(_start, _serve, folder)
         with closing(pipe):
             url = await asyncio.to_thread(pipe.recv)

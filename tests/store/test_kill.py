@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
 
 def check(outcome: Outcome, kills: int) -> None:
-    assert outcome.kills == kills
-    assert outcome.stored >= kills // 5
+    assert outcome.during_write == kills
+    assert outcome.stored > 0
     assert (outcome.lost, outcome.wrong, outcome.wrong_received) == ([], [], [])
 
 
 def test_killed_writers_lose_nothing_and_leave_no_wrong_byte(tmp_path: Path) -> None:
-    check(kill_writers(tmp_path, 8), 8)
+    check(kill_writers(tmp_path, 4), 4)
 
 
 async def test_killed_servers_lose_nothing_and_leave_no_wrong_byte(tmp_path: Path) -> None:
-    check(await kill_servers(tmp_path, 5), 5)
+    check(await kill_servers(tmp_path, 4), 4)
