@@ -25,7 +25,7 @@ def blocks(file: Path) -> list[tuple[str, str]]:
     [
         ("docs/quickstart.md", 5),
         ("docs/observability.md", 3),
-        ("docs/packed.md", 2),
+        ("docs/packed.md", 3),
         ("docs/plans.md", 2),
         ("docs/store.md", 1),
     ],

@@ -14,6 +14,7 @@ from lynx_net.errors import CodecError, LynxError
 from lynx_net.serdes.decoder import HostDecoder, checked_array
 from lynx_net.serdes.device_decoder import DeviceDecoders
 from lynx_net.serdes.pages import LayerPages
+from lynx_net.serdes.sizes import TransferSizes
 from lynx_net.serdes.waiting import BATCH_PAGES, WaitingPages
 from lynx_net.wire.messages import AbortCode
 from lynx_net.wire.receiving import largest_of
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from concurrent.futures import Executor
 
-    from lynx_codec import Codec, PageShape
     from lynx_codec.plan import CodecTable
     from lynx_net.aio.link import Link
     from lynx_net.serdes.decoder import ArrayDecoder, Arrived, Started
@@ -68,27 +68,9 @@ class ReceivedTransfer(IncomingTransfer):
         self._codecs = codecs
         self._executor = executor
         self._pages = LayerPages(layout)
-        # Every layer is cut alike, so one layer with the same codecs tells.
-        by_codecs: dict[tuple[int, ...], tuple[list[list[PageSizes]], int]] = {}
-        known: dict[tuple[int, PageShape], list[PageSizes]] = {}
-        self._layer_sizes: list[list[list[PageSizes]]] = []
-        self._need_bytes = 0
-        for layer in range(layout.layers):
-            numbers = tuple(codecs.number(layer, kind) for kind in layout.kinds)
-            if numbers not in by_codecs:
-                of_layer: list[list[PageSizes]] = []
-                for page in self._pages.first:
-                    key = (codecs.number(layer, page.kind), page.shape)
-                    if key not in known:
-                        known[key] = _sizes_of(codecs.codec(layer, page.kind), page.shape)
-                    of_layer.append(known[key])
-                by_codecs[numbers] = of_layer, sum(largest_of(size) for sizes in of_layer for size in sizes)
-            sizes, need_bytes = by_codecs[numbers]
-            self._layer_sizes.append(sizes)
-            self._need_bytes += need_bytes
-        self._pages_per_layer = self._pages.per_layer
+        self._sizes = TransferSizes(self._pages, layout, codecs)
         self.target = allocate(offer)
-        on_devices = DeviceDecoders(devices, codecs, layout.page_tokens, self._need_bytes)
+        on_devices = DeviceDecoders(devices, codecs, layout.page_tokens, self._sizes.need_bytes)
         self._decoders: dict[tuple[int, Kind], ArrayDecoder] = {}
         for layer in range(layout.layers):
             for kind in layout.kinds:
@@ -103,11 +85,11 @@ class ReceivedTransfer(IncomingTransfer):
         self._most_begun = 1 if self.pool is None else 2
         self._waiting = WaitingPages(
             streams=offer.streams,
-            pages_per_layer=self._pages_per_layer,
+            pages_per_layer=self._pages.per_layer,
             layers=layout.layers,
             run_pages=BATCH_PAGES if self.pool is None else self._device_run(link),
             whole=self.pool is not None,
-            bytes_of=lambda page, stream: largest_of(self.sizes(page)[stream]),
+            bytes_of=self._sizes.most,
         )
         """Under the link's lock."""
         self._decoding = False
@@ -115,12 +97,11 @@ class ReceivedTransfer(IncomingTransfer):
         self._error: LynxError | None = None
 
     def sizes(self, page: int) -> Sequence[PageSizes]:
-        layer, position = divmod(page, self._pages_per_layer)
-        return self._layer_sizes[layer][position]
+        return self._sizes.of(page)
 
     @property
     def need_bytes(self) -> int:
-        return self._need_bytes
+        return self._sizes.need_bytes
 
     def page_arrived(self, page: int, stream: int) -> None:
         """Visits of the decoder thread cost more than a page: `WaitingPages` says when one is due."""
@@ -188,8 +169,8 @@ class ReceivedTransfer(IncomingTransfer):
         """Pages of a run for a device: a quarter of what the windows allow to come."""
         config = link.core.config
         run_pages = BATCH_PAGES
-        for page in self._layer_sizes[0] if self._layer_sizes else ():
-            for stream, sizes in enumerate(page):
+        for page in range(self._pages.per_layer):
+            for stream, sizes in enumerate(self.sizes(page)):
                 window = config.residual_window_bytes if stream else config.anchor_window_bytes
                 run_pages = min(run_pages, window // 4 // max(largest_of(sizes), 1))
         return max(run_pages, 1)
@@ -221,12 +202,3 @@ class ReceivedTransfer(IncomingTransfer):
         """The decoder thread has finished for good: now the waiters may know."""
         if self._error is not None:
             super().fail(self._error)
-
-
-def _sizes_of(codec: Codec, shape: PageShape) -> list[PageSizes]:
-    """The byte sizes that each stream of a page may have: two at most, or any up to a bound."""
-    narrow, wide = (codec.stream_bytes(shape, wide=escaped) for escaped in (False, True))
-    return [
-        range(pair[1] + 1) if stream in codec.variable_streams else frozenset(pair)
-        for stream, pair in enumerate(zip(narrow, wide, strict=True))
-    ]

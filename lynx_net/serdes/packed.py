@@ -144,8 +144,7 @@ async def _send_stream(
         for page in batch:
             del left[page]
         found = await run_blocking(executor, source.read, [(page, stream) for page in batch])
-        for page, data in zip(batch, found, strict=True):
-            transfer.submit(page, stream, memoryview(data))
+        transfer.submit_all((page, stream, memoryview(data), ()) for page, data in zip(batch, found, strict=True))
 
 
 async def _more(transfer: OutgoingTransfer, source: PageSource) -> None:

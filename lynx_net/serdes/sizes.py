@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from lynx_codec import Codec, PageShape
     from lynx_codec.plan import CodecTable
+    from lynx_net.serdes.pages import LayerPages
     from lynx_net.wire.layout import CacheLayout
     from lynx_net.wire.receiving import PageSizes
 
@@ -22,26 +23,36 @@ class TransferSizes:
 
     Attributes:
         need_bytes: the most that all page streams can have together.
-        pages_per_layer: all layers are cut alike.
     """
 
-    def __init__(self, layout: CacheLayout, codecs: CodecTable) -> None:
-        # Layers with the same codecs have the same sizes.
-        first = [layout.page(index) for index in layout.layer_pages(0)] if layout.layers else []
-        by_codecs: dict[tuple[int, ...], list[list[PageSizes]]] = {}
+    def __init__(self, pages: LayerPages, layout: CacheLayout, codecs: CodecTable) -> None:
+        # Every layer is cut alike, so one layer with the same codecs tells.
+        by_codecs: dict[tuple[int, ...], tuple[list[list[PageSizes]], int]] = {}
+        known: dict[tuple[int, PageShape], list[PageSizes]] = {}
+        self._per_layer = pages.per_layer
         self._layers: list[list[list[PageSizes]]] = []
         self.need_bytes = 0
         for layer in range(layout.layers):
             numbers = tuple(codecs.number(layer, kind) for kind in layout.kinds)
             if numbers not in by_codecs:
-                by_codecs[numbers] = [_sizes_of(codecs.codec(layer, page.kind), page.shape) for page in first]
-            self._layers.append(by_codecs[numbers])
-            self.need_bytes += sum(largest_of(size) for sizes in by_codecs[numbers] for size in sizes)
-        self.pages_per_layer = len(first)
+                of_layer: list[list[PageSizes]] = []
+                for page in pages.first:
+                    key = (codecs.number(layer, page.kind), page.shape)
+                    if key not in known:
+                        known[key] = _sizes_of(codecs.codec(layer, page.kind), page.shape)
+                    of_layer.append(known[key])
+                by_codecs[numbers] = of_layer, sum(largest_of(size) for sizes in of_layer for size in sizes)
+            sizes, need_bytes = by_codecs[numbers]
+            self._layers.append(sizes)
+            self.need_bytes += need_bytes
+
+    def most(self, page: int, stream: int) -> int:
+        """The most bytes that a stream of a page can have."""
+        return largest_of(self.of(page)[stream])
 
     def of(self, page: int) -> Sequence[PageSizes]:
         """Sizes of each stream of a page."""
-        layer, position = divmod(page, self.pages_per_layer)
+        layer, position = divmod(page, self._per_layer)
         return self._layers[layer][position]
 
 

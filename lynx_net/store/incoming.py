@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from lynx_net.aio.transfer import IncomingTransfer, Offer
 from lynx_net.errors import LocalProtocolError, LynxError, StoreError
+from lynx_net.serdes.pages import LayerPages
 from lynx_net.serdes.sizes import TransferSizes
 from lynx_net.store.format import EntryHead
 from lynx_net.store.messages import FIELD, path_from
@@ -50,7 +51,7 @@ class StoredTransfer(IncomingTransfer):
         head = EntryHead(path_from(fields), offer.layout, offer.codec, params, streams, meta, store.now())
         codecs = head.table()
         super().__init__(link, transfer, offer, stream_names=codecs.stream_names)
-        self._sizes = TransferSizes(offer.layout, codecs)
+        self._sizes = TransferSizes(LayerPages(offer.layout), offer.layout, codecs)
         self._store = store
         self._executor = executor
         self._loop = link.loop
