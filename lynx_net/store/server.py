@@ -96,7 +96,7 @@ class _StoreServer:
                     try:
                         await self._send(request, source)
                     finally:
-                        source.close()
+                        await run_blocking(self.readers, source.close)
         except LynxError as error:
             logger.info("store: request %r of %s: %s", request.id, request.link.peer, error)
         except Exception:
@@ -112,12 +112,12 @@ class _StoreServer:
                     await run_blocking(self.readers, source.open)
                     if source.layout.tokens >= wanted.least_tokens:
                         return source
-                    source.close()
+                    await run_blocking(self.readers, source.close)
                     break
                 except EntryDamagedError:
-                    source.close()  # it is gone now; there may be another one
+                    await run_blocking(self.readers, source.close)  # it is gone now; there may be another one
                 except BaseException:
-                    source.close()
+                    await run_blocking(self.readers, source.close)
                     raise
             request.refuse("not stored")
         except LynxError as error:

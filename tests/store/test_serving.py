@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
+import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from lynx_net.store import (
     stored_as,
     wanted,
 )
+from lynx_net.store.store import HeldEntry
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -248,30 +249,19 @@ async def test_anchors_come_first_and_little_waits_in_memory(tmp_path: Path, mak
         queued: list[int] = []
         links: list[Link] = []
 
-        async with lynx_net.connect(url) as link:
-            held = store.hold_key(entry.key)
-            assert held is not None
-            original = type(held).read
+        original = HeldEntry.read
 
-            def watched(self: Any, page: int, stream: int) -> bytes:
-                reads.append((stream, page))
-                queued.extend(one.core.all_queued_bytes(transfer) for one in links for transfer in (2, 4))
-                return original(self, page, stream)
+        def watched(self: HeldEntry, page: int, stream: int) -> bytes:
+            reads.append((stream, page))
+            queued.extend(one.core.all_queued_bytes(transfer) for one in links for transfer in (2, 4))
+            return original(self, page, stream)
 
-            with pytest.MonkeyPatch.context() as monkeypatch:
-                monkeypatch.setattr(type(held), "read", watched)
-                monkeypatch.setattr(
-                    "lynx_net.store.server.send_pages",
-                    _noting_links(links),
-                )
-                transfer = await link.request("r", wanted("toy", TOKENS))
-                await transfer.anchor_ready
-                ahead = transfer.stats.stream_bytes[1]
-                await transfer.complete
-            held.release()
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            monkeypatch.setattr(HeldEntry, "read", watched)
+            monkeypatch.setattr("lynx_net.store.server.send_pages", _noting_links(links))
+            await fetch(url, TOKENS)
         assert [stream for stream, _ in reads] == sorted(stream for stream, _ in reads)
         assert [page for stream, page in reads if stream == 0] == list(range(cache.layout.page_count))
-        assert ahead < transfer.stats.stream_bytes[1] / 2
         assert 0 < max(queued) <= 1.5 * options.read_ahead_bytes < entry.size_bytes / 4
 
 
@@ -285,37 +275,45 @@ def _noting_links(links: list[Link]) -> Any:
     return noting
 
 
-async def test_a_slow_disk_does_not_hold_up_the_event_loop(tmp_path: Path, make_cache: Any) -> None:
-    class Slow(LocalStorage):
-        def read(self, key: str) -> Any:
-            file = super().read(key)
-            read = file.read
+async def test_the_event_loop_never_waits_for_the_disk(tmp_path: Path, make_cache: Any) -> None:
+    """Storing, finding, reading, evicting, putting aside: no call of the storage comes from the loop's thread."""
+    callers: dict[str, set[int]] = {}
 
-            def slow(offset: int, length: int) -> bytes:
-                time.sleep(0.02)
-                return read(offset, length)
+    def noted(owner: object, name: str) -> None:
+        call = getattr(owner, name)
 
-            file.read = slow  # type: ignore[method-assign]
-            return file
+        def noting(*arguments: Any) -> Any:
+            callers.setdefault(name, set()).add(threading.get_ident())
+            found = call(*arguments)
+            for inner in ("read", "write", "publish", "discard", "close"):
+                if name in ("read", "create") and hasattr(found, inner) and owner is storage:
+                    noted(found, inner)
+            return found
 
-    async with serving(tmp_path, storage=Slow(tmp_path)) as (_, url):
-        await send(url, make_cache(tokens=600))
-        longest = 0.0
+        setattr(owner, name, noting)
 
-        async def watch() -> None:
-            nonlocal longest
-            while True:
-                before = time.monotonic()
-                await asyncio.sleep(0.001)
-                longest = max(longest, time.monotonic() - before)
-
-        watching = asyncio.create_task(watch())
-        started = time.monotonic()
-        await fetch(url, TOKENS)
-        took = time.monotonic() - started
-        watching.cancel()
-        assert took > 24 * 0.02
-        assert longest < took / 3
+    storage = LocalStorage(tmp_path)
+    for name in ("create", "read", "touch", "remove", "quarantine"):
+        noted(storage, name)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr("lynx_net.store.store.TOUCH_EVERY_S", 0.0)
+        async with serving(tmp_path, storage=storage, max_bytes=220_000) as (store, url):
+            await send(url, make_cache(tokens=600))
+            await fetch(url, TOKENS[:300])
+            async with half_written(url, make_cache(tokens=200), 1) as (_, sending):
+                await until(lambda: any(entry.writing and entry.size_bytes for entry in store.entries()))
+                sending.cancel()
+                await until(lambda: len(store.entries()) == 1)
+            await send(url, make_cache(tokens=1100))
+            (entry,) = store.entries()
+            file = tmp_path / "entries" / f"{entry.key}.lynx"
+            file.write_bytes(file.read_bytes()[:-1])
+            async with lynx_net.connect(url) as link:
+                with pytest.raises(RequestRefusedError):
+                    await link.request("r", wanted("toy", TOKENS))
+    everything = {"create", "read", "touch", "remove", "quarantine", "write", "publish", "discard", "close"}
+    assert callers.keys() == everything
+    assert threading.get_ident() not in set().union(*callers.values())
 
 
 # ---- while it is being written
