@@ -177,6 +177,8 @@ class EntryWriter:
             StoreError: the disk fails or is full.
             LocalProtocolError: page streams are missing.
         """
+        if self.error is not None:
+            raise self.error
         if self._missing:
             raise LocalProtocolError(f"{self._missing} page streams were never written")
         file = self._begun()

@@ -139,8 +139,12 @@ class LocalStorage:
                 raise StoreError(f"there is no store in {self.folder}")
             return
         with failures(f"open the store in {self.folder}"):
+            # Nor may a name on the way to the entries be lost when the machine stops.
+            missing = [folder for folder in (self.folder, *self.folder.absolute().parents) if not folder.exists()]
             for folder in (self._entries, self._incoming, self._quarantine):
                 folder.mkdir(parents=True, exist_ok=True)
+            for folder in missing:
+                _sync_folder(folder.absolute().parent)
             lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

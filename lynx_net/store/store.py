@@ -300,11 +300,17 @@ class ContextStore:
             self.abandon(writer, error)
             raise
         with self._lock:
-            entry = self._entries[writer.head.key]
-            entry.writer = None
-            entry.size_bytes = writer.size_bytes
-            entry.used_s = entry.touched_s = self._clock()
-        writer.close()
+            entry = self._entries.get(writer.head.key)
+            if entry is not None and entry.writer is writer:
+                entry.writer = None
+                entry.size_bytes = writer.size_bytes
+                entry.used_s = entry.touched_s = self._clock()
+                writer.close()
+                return
+            self._trash.append((writer.head.key, None))
+        # A reader found damage in what was just published.
+        self.sweep()
+        raise writer.error or StoreError(f"{writer.head.key} was given up")
 
     def abandon(self, writer: EntryWriter, error: StoreError) -> None:
         """The entry will not be finished: its readers get this error, its file is removed."""

@@ -340,6 +340,40 @@ def test_readers_follow_a_writer_to_its_end(store: ContextStore, packed_cache: A
     assert store.evict(max_bytes=1) == [head.key]
 
 
+@pytest.mark.parametrize("moment", ["before publishing", "while publishing"])
+def test_damage_that_a_reader_finds_while_the_entry_is_written_ends_it(
+    moment: str, tmp_path: Path, packed_cache: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lynx_net.serdes.packed import PackedPages
+    from lynx_net.store.format import EntryHead
+
+    pages = PackedPages(packed_cache(40))
+    head = EntryHead(TokenPath.of("m", range(40)), pages.layout, pages.codec, pages.codec_params, 2)
+    with ContextStore(LocalStorage(tmp_path)).open() as store:
+        writer = store.begin(head, 10_000)
+        everything = [(page, stream) for stream in range(2) for page in range(pages.layout.page_count)]
+        writer.append([(*one, pages.read([one])[0]) for one in everything])
+        found = held(store, range(40))
+        assert writer.pages is not None
+        damage_file(next((tmp_path / "incoming").iterdir()), int(writer.pages.index["offset"][0, 0]))
+
+        def find_damage() -> None:
+            with pytest.raises(EntryDamagedError):
+                found.read(0, 0)
+
+        if moment == "before publishing":
+            find_damage()
+        else:
+            publish = writer.publish
+            monkeypatch.setattr(writer, "publish", lambda: (publish(), find_damage()))
+        with pytest.raises(EntryDamagedError, match="stream 0 of page 0"):
+            store.finish(writer)
+        found.release()
+        assert store.entries() == []
+        assert list((tmp_path / "entries").iterdir()) == []
+        assert list((tmp_path / "incoming").iterdir()) == []
+
+
 def test_many_threads_at_once(tmp_path: Path, packed_cache: Any) -> None:
     """Writers, readers and evictions: who holds an entry reads all of it, whatever the others do."""
     caches = {number: packed_cache(40, seed=number) for number in range(8)}
