@@ -36,8 +36,8 @@ class Keep(IncomingTransfer):
         return sum(max(size) for page in range(self.offer.layout.page_count) for size in self.sizes(page))
 
     def page_arrived(self, page: int, stream: int) -> None:
-        for index, data in enumerate(self.link.page_streams(self, page, stream)):
-            self.got[page, index] = bytes(data)
+        for streams in self.link.page_streams(self, [page], stream):
+            self.got.update({(page, index): bytes(data) for index, data in enumerate(streams)})
         self.link.decoded(self, [page], stream)
 
 
