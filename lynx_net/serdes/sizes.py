@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from lynx_codec import Codec, PageShape
     from lynx_codec.plan import CodecTable
     from lynx_net.serdes.pages import LayerPages
-    from lynx_net.serdes.pages import LayerPages
     from lynx_net.wire.layout import CacheLayout
     from lynx_net.wire.receiving import PageSizes
 
