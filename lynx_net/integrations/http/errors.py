@@ -53,9 +53,7 @@ def bad_request(message: str, param: str | None = None, code: str | None = None,
 
 def overloaded(message: str, retry_after_s: int) -> ApiError:
     """The queue is full."""
-    return ApiError(
-        message, status=429, kind="rate_limit_error", code="queue_full", retry_after_s=retry_after_s
-    )
+    return ApiError(message, status=429, kind="rate_limit_error", code="queue_full", retry_after_s=retry_after_s)
 
 
 def unavailable(message: str, code: str, retry_after_s: int = 1) -> ApiError:

@@ -1,0 +1,271 @@
+"""The decode server: OpenAI's completions and chat completions, streamed and whole."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import uuid
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from lynx_net.integrations.http.answers import DONE, Answer, Usage, model_entry, sse
+from lynx_net.integrations.http.bus import EventBus
+from lynx_net.integrations.http.engine import DecodeEngine, Job
+from lynx_net.integrations.http.errors import ApiError, bad_request
+from lynx_net.integrations.http.generation import Committed, Drafted, Finished, Retracted, generation
+from lynx_net.integrations.http.logs import request_id
+from lynx_net.integrations.http.models import load_model
+from lynx_net.integrations.http.serving import Service, read_json
+from lynx_net.integrations.http.shapes import CompletionRequest, parse_chat, parse_completion
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable
+    from typing import Any
+
+    from lynx_net.integrations.http.bus import RequestLog
+    from lynx_net.integrations.http.config import DecodeConfig
+    from lynx_net.integrations.http.generation import Piece
+    from lynx_net.integrations.http.models import ServedModel
+
+__all__ = ["DecodeServer"]
+
+logger = logging.getLogger("lynx_net.http")
+
+SHOWN_PROMPT_CHARS = 2000
+
+
+class DecodeServer:
+    """The application. `service.run_service` runs it."""
+
+    def __init__(self, config: DecodeConfig) -> None:
+        self.config = config
+        self.service = Service(config.http, config.limits)
+        watch = config.watch
+        self.bus = EventBus(keep_requests=watch.requests, keep_events=watch.events, queue_events=watch.queue_events)
+        self._engine: DecodeEngine | None = None
+
+    def application(self) -> web.Application:
+        """The routes."""
+        app = self.service.application()
+        router = app.router
+        router.add_get("/health/ready", self._ready)
+        router.add_get("/v1/models", self._models)
+        router.add_get("/v1/models/{model:.+}", self._model)
+        router.add_post("/v1/completions", self._completions)
+        router.add_post("/v1/chat/completions", self._chat)
+        return app
+
+    @contextlib.asynccontextmanager
+    async def started(self) -> AsyncIterator[str]:
+        """Load the model and listen for caches."""
+        model = await asyncio.to_thread(load_model, self.config.model, self.config.limits.context_tokens)
+        async with DecodeEngine.open(self.config, model) as self._engine:
+            yield f"serves {model.name}; takes caches on {self._engine.deliver_to}"
+
+    def ended(self) -> None:
+        """End the watchers' streams."""
+        self.bus.end()
+
+    def _ready_engine(self) -> DecodeEngine:
+        self.service.check_ready()
+        assert self._engine is not None
+        return self._engine
+
+    async def _ready(self, _request: web.Request) -> web.Response:
+        engine = self._ready_engine()
+        if not await engine.prefill_is_ready():
+            return web.json_response({"status": "the prefill server is not ready"}, status=503)
+        return web.json_response({"status": "ready"})
+
+    async def _models(self, _request: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [model_entry(self._ready_engine().model)]})
+
+    async def _model(self, request: web.Request) -> web.Response:
+        engine = self._ready_engine()
+        _check_model(request.match_info["model"], engine.model)
+        return web.json_response(model_entry(engine.model))
+
+    async def _completions(self, request: web.Request) -> web.StreamResponse:
+        return await self._complete(request, parse_completion)
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        return await self._complete(request, parse_chat)
+
+    async def _complete(self, request: web.Request, parse: Callable[[Any], CompletionRequest]) -> web.StreamResponse:
+        engine = self._ready_engine()
+        wanted = parse(await read_json(request))
+        _check_model(wanted.model, engine.model)
+        prompt = await asyncio.to_thread(_encode, engine.model, wanted)
+        job = Job(
+            id=f"{'chatcmpl' if wanted.chat else 'cmpl'}-{uuid.uuid4().hex}",
+            prompt=prompt,
+            max_new_tokens=self._room(wanted, len(prompt), engine.model),
+            temperature=wanted.temperature,
+            seed=wanted.seed,
+        )
+        request_id.set(job.id)
+        log = self.bus.open(job.id, engine.model.name)
+        log.publish(
+            "request",
+            log.started_s,
+            endpoint=request.path,
+            model=engine.model.name,
+            prompt=engine.model.decode(prompt)[-SHOWN_PROMPT_CHARS:],
+            prompt_tokens=len(prompt),
+            max_tokens=job.max_new_tokens,
+            temperature=job.temperature,
+            stream=wanted.stream,
+            drafts=wanted.drafts,
+        )
+        try:
+            exchange = _Exchange(request, wanted, job, log, engine.model, self.config.http.stall_s)
+            async with self.service.admission.place(lambda position: log.publish("queued", position=position)):
+                log.publish("started", queue_s=round(self.bus.clock() - log.started_s, 6))
+                async with aclosing(generation(engine, job, wanted.stop, log)) as pieces:
+                    return await (exchange.stream(pieces) if wanted.stream else exchange.whole(pieces))
+        except ApiError as error:
+            log.publish("error", message=str(error), code=error.code, status=error.status)
+            raise
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            log.publish("error", message=f"the server failed: {type(error).__name__}", code=None, status=500)
+            raise
+        finally:
+            if not log.ended:
+                log.publish("cancelled")
+
+    def _room(self, wanted: CompletionRequest, prompt_tokens: int, model: ServedModel) -> int:
+        """Tokens of the answer at most."""
+        room = model.context_tokens - prompt_tokens
+        asked = wanted.max_tokens
+        if room < 1 or (asked is not None and asked > room):
+            raise bad_request(
+                f"the model takes {model.context_tokens} tokens; the prompt has {prompt_tokens} and the answer may have "
+                f"{'some' if asked is None else asked}",
+                "messages" if wanted.chat else "prompt",
+                "context_length_exceeded",
+            )
+        limit = self.config.limits.new_tokens
+        if asked is not None and asked > limit:
+            raise bad_request(f"an answer has {limit} tokens at most here, not {asked}", "max_tokens")
+        return min(room, limit if asked is None else asked)
+
+
+@dataclass(frozen=True, slots=True)
+class _Exchange:
+    """One request and the way its answer goes back."""
+
+    request: web.Request
+    wanted: CompletionRequest
+    job: Job
+    log: RequestLog
+    model: ServedModel
+    stall_s: float
+
+    async def whole(self, pieces: AsyncGenerator[Piece, None]) -> web.Response:
+        """Answer at the end."""
+        text = ""
+        async for piece in pieces:
+            match piece:
+                case Committed():
+                    text += piece.text
+                case Finished():
+                    usage = Usage(len(self.job.prompt), piece.completion_tokens)
+                    body = self._answer().whole(text, piece.reason, usage)
+                    if self.wanted.timings:
+                        body["lynx"] = piece.timings()
+                    response = web.json_response(body, headers={"X-Request-Id": self.job.id})
+                    self.log.publish("done", **piece.to_event())
+                    return response
+        raise AssertionError("a generation ends with Finished")
+
+    async def stream(self, pieces: AsyncGenerator[Piece, None]) -> web.StreamResponse:
+        """Answer as it comes. Until the first token a failure is still a status of HTTP; after it, an event."""
+        first = await anext(pieces)
+        answer = self._answer()
+        headers = {
+            "Content-Type": "text/event-stream; charset=utf-8",
+            "Cache-Control": "no-cache",
+            "X-Accel-Buffering": "no",
+            "X-Request-Id": self.job.id,
+        }
+        response = web.StreamResponse(headers=headers)
+        try:
+            await response.prepare(self.request)
+            opening = answer.opening()
+            if opening is not None:
+                await self._write(response, sse(opening))
+            await self._piece(response, answer, first)
+            async for piece in pieces:
+                await self._piece(response, answer, piece)
+            await self._write(response, DONE)
+        except ApiError as error:
+            self.log.publish("error", message=str(error), code=error.code, status=error.status)
+            await self._write(response, sse(error.to_json()))
+        except ConnectionError:
+            self._gone("the client left")
+        except TimeoutError:
+            self._gone(f"the client took nothing for {self.stall_s:g} s")
+        return response
+
+    def _gone(self, why: str) -> None:
+        logger.info("%s", why)
+        if self.request.transport is not None:
+            self.request.transport.abort()
+
+    async def _piece(self, response: web.StreamResponse, answer: Answer, piece: Piece) -> None:
+        match piece:
+            case Committed(text=text, accepted=accepted):
+                if self.wanted.drafts:
+                    await self._aside(response, answer, "commit", accepted=accepted, tokens=piece.tokens)
+                if text:
+                    await self._write(response, sse(answer.piece(text)))
+            case Drafted(token=token, text=text):
+                if self.wanted.drafts:
+                    await self._aside(response, answer, "draft", token=token, text=text)
+            case Retracted(count=count):
+                if self.wanted.drafts:
+                    await self._aside(response, answer, "retract", count=count)
+            case Finished():
+                self.log.publish("done", **piece.to_event())
+                closing = answer.closing(piece.reason)
+                if self.wanted.timings:
+                    closing["lynx"] = piece.timings()
+                await self._write(response, sse(closing))
+                if self.wanted.include_usage:
+                    usage = Usage(len(self.job.prompt), piece.completion_tokens)
+                    await self._write(response, sse(answer.usage(usage)))
+
+    async def _aside(self, response: web.StreamResponse, answer: Answer, kind: str, **fields: Any) -> None:
+        await self._write(response, sse(answer.aside(kind, **fields), f"lynx.{kind}"))
+
+    async def _write(self, response: web.StreamResponse, data: bytes) -> None:
+        async with asyncio.timeout(self.stall_s):
+            await response.write(data)
+
+    def _answer(self) -> Answer:
+        return Answer.to(self.job.id, self.model, chat=self.wanted.chat, include_usage=self.wanted.include_usage)
+
+
+def _check_model(name: str, model: ServedModel) -> None:
+    if name != model.name:
+        raise bad_request(f"there is no model {name!r} here, only {model.name!r}", "model", "model_not_found", 404)
+
+
+def _encode(model: ServedModel, wanted: CompletionRequest) -> tuple[int, ...]:
+    """The prompt's tokens. Blocks."""
+    if wanted.chat:
+        tokens = model.encode_chat(wanted.messages)
+    else:
+        assert wanted.prompt is not None
+        tokens = model.encode(wanted.prompt) if isinstance(wanted.prompt, str) else list(wanted.prompt)
+    if not tokens:
+        raise bad_request("the prompt is empty", "prompt")
+    if max(tokens) >= model.vocab_size:
+        raise bad_request(f"token {max(tokens)} is outside the model's vocabulary", "prompt")
+    return tuple(tokens)

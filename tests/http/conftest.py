@@ -1,0 +1,37 @@
+"""The servers and their tiny model, shared by the tests of this folder."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+if any(importlib.util.find_spec(name) is None for name in ("torch", "transformers", "aiohttp", "openai")):
+    collect_ignore_glob = ["test_*.py"]
+else:
+    import torch
+    from httpkit import Reference, make_model, running_pair
+
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the tiny model."""
+    return make_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def reference(tiny_model: Path):
+    return Reference(tiny_model)
+
+
+@pytest.fixture(scope="session")
+def pair(tiny_model: Path):
+    """A pair of servers, over a link that is slow enough for drafts."""
+    with running_pair(tiny_model, prefill_flags=["--link-rate", "20Mbit"]) as running:
+        yield running
