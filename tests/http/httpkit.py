@@ -161,6 +161,8 @@ def running_pair(
             decode.wait_until_ready()
             yield Pair(prefill, decode)
         finally:
+            decode.terminate()
+            prefill.terminate()
             decode.stop()
     finally:
         prefill.stop()

@@ -55,7 +55,7 @@ def run_prefill(arguments: argparse.Namespace) -> int:
     """Run the prefill server until a signal; returns the exit code."""
 
     async def serve() -> None:
-        from lynx_net.integrations.http.prefill import PrefillServer
+        from lynx_net.integrations.http.prefill_app import PrefillServer
         from lynx_net.integrations.http.serving import run_service
 
         await run_service("prefill server", PrefillServer(config))

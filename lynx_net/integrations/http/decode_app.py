@@ -14,12 +14,11 @@ from aiohttp import web
 
 from lynx_net.integrations.http.answers import DONE, Answer, Usage, model_entry, sse
 from lynx_net.integrations.http.bus import EventBus
-from lynx_net.integrations.http.engine import DecodeEngine, Job
 from lynx_net.integrations.http.errors import ApiError, bad_request
 from lynx_net.integrations.http.generation import Committed, Drafted, Finished, Retracted, generation
+from lynx_net.integrations.http.jobs import Job
 from lynx_net.integrations.http.logs import request_id
-from lynx_net.integrations.http.models import load_model
-from lynx_net.integrations.http.serving import Service, read_json
+from lynx_net.integrations.http.serving import Service, import_late, read_json
 from lynx_net.integrations.http.shapes import CompletionRequest, parse_chat, parse_completion
 
 if TYPE_CHECKING:
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
 
     from lynx_net.integrations.http.bus import RequestLog
     from lynx_net.integrations.http.config import DecodeConfig
+    from lynx_net.integrations.http.engine import DecodeEngine
     from lynx_net.integrations.http.generation import Piece
     from lynx_net.integrations.http.models import ServedModel
 
@@ -62,9 +62,9 @@ class DecodeServer:
     @contextlib.asynccontextmanager
     async def started(self) -> AsyncIterator[str]:
         """Load the model and listen for caches."""
-        model = await asyncio.to_thread(load_model, self.config.model, self.config.limits.context_tokens)
-        async with DecodeEngine.open(self.config, model) as self._engine:
-            yield f"serves {model.name}; takes caches on {self._engine.deliver_to}"
+        engine = await import_late("lynx_net.integrations.http.engine")
+        async with engine.DecodeEngine.open(self.config) as self._engine:
+            yield f"serves {self._engine.model.name}; takes caches on {self._engine.deliver_to}"
 
     def ended(self) -> None:
         """End the watchers' streams."""

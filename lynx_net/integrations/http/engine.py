@@ -7,7 +7,6 @@ import contextlib
 import logging
 import time
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -18,6 +17,7 @@ from lynx_net.errors import LynxError
 from lynx_net.integrations.http.config import read_key, read_secrets, tls_of
 from lynx_net.integrations.http.errors import ApiError, unavailable, upstream_failed
 from lynx_net.integrations.http.follow import Follower
+from lynx_net.integrations.http.models import ServedModel, load_model
 from lynx_net.integrations.http.outgoing import client_session
 from lynx_net.integrations.http.steps import StepThread
 from lynx_net.integrations.http.tasks import stop_task
@@ -30,32 +30,15 @@ if TYPE_CHECKING:
 
     from lynx_net.integrations.http.bus import RequestLog
     from lynx_net.integrations.http.config import DecodeConfig
-    from lynx_net.integrations.http.models import ServedModel
+    from lynx_net.integrations.http.jobs import Job
     from lynx_net.speculation import Event
 
-__all__ = ["DecodeEngine", "Job"]
+__all__ = ["DecodeEngine"]
 
 logger = logging.getLogger("lynx_net.http")
 
 OFFER_LATE_S = 5.0
 """The answer that a cache was delivered may come before the loop has seen its offer, but not by more than this."""
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """What is to be decoded.
-
-    Attributes:
-        id: of the request.
-        prompt: its tokens, at least one.
-        max_new_tokens, temperature, seed: as for `speculation.decode`.
-    """
-
-    id: str
-    prompt: tuple[int, ...]
-    max_new_tokens: int
-    temperature: float
-    seed: int
 
 
 class _Expected:
@@ -87,16 +70,18 @@ class DecodeEngine:
     @classmethod
     @contextlib.asynccontextmanager
     async def open(
-        cls, config: DecodeConfig, model: ServedModel, observers: Sequence[lynx_net.Observer] = ()
+        cls, config: DecodeConfig, observers: Sequence[lynx_net.Observer] = ()
     ) -> AsyncIterator[DecodeEngine]:
-        """Listen for caches and be ready to decode.
+        """Load the model, listen for caches, and be ready to decode.
 
         Raises:
+            BackendMissingError: see `load_model`.
             ConnectionFailedError: the address for caches cannot be bound.
             ConfigError: a key or a certificate cannot be read.
         """
         cache = config.cache
         keys = read_secrets(config.prefill.api_key_file)
+        model = await asyncio.to_thread(load_model, config.model, config.limits.context_tokens)
         steps = StepThread()
         try:
             async with client_session(config.prefill.ca_file, keys[:1]) as session:

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
     from lynx_net.integrations.http.answers import FinishReason
     from lynx_net.integrations.http.bus import RequestLog
-    from lynx_net.integrations.http.engine import DecodeEngine, Job
+    from lynx_net.integrations.http.engine import DecodeEngine
+    from lynx_net.integrations.http.jobs import Job
 
 __all__ = ["Committed", "Drafted", "Finished", "Piece", "Retracted", "generation"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import importlib
 import json
 import logging
 import signal
@@ -23,10 +24,11 @@ from lynx_net.integrations.http.logs import request_id
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from contextlib import AbstractAsyncContextManager
+    from types import ModuleType
 
     from lynx_net.integrations.http.config import HttpConfig, LimitsConfig
 
-__all__ = ["Service", "State", "read_json", "run_service"]
+__all__ = ["Service", "State", "import_late", "read_json", "run_service"]
 
 logger = logging.getLogger("lynx_net.http")
 
@@ -37,10 +39,6 @@ _OPEN_PATHS = ("/health", "/health/live", "/health/ready")
 
 _LAST_WORDS_S = 5.0
 """Connections that are still open when all requests are answered."""
-
-REQUEST_ID = web.RequestKey("request_id", str)
-
-Handler = "Callable[[web.Request], Awaitable[web.StreamResponse]]"
 
 
 class Parts(Protocol):
@@ -157,6 +155,11 @@ async def read_json(request: web.Request) -> Any:
         return json.loads(await request.read())
     except ValueError as error:
         raise bad_request(f"the body is not JSON: {error}") from error
+
+
+async def import_late(name: str) -> ModuleType:
+    """Import a module that imports torch: in a thread, so that the server answers /health meanwhile."""
+    return await asyncio.to_thread(importlib.import_module, name)
 
 
 async def run_service(name: str, parts: Parts) -> None:
