@@ -209,9 +209,9 @@ class Reference:
         async with (
             lynx_net.serve("memory://reference", allocate=lambda offer: cache) as server,
             lynx_net.connect(server.url) as link,
+            link.send("reference", layout, **coding) as transfer,
         ):
-            async with link.send("reference", layout, **coding) as transfer:
-                for layer, (keys, values) in enumerate(zip(made.keys, made.values, strict=True)):
-                    await transfer.write(layer, keys[:-1], values[:-1])
+            for layer, (keys, values) in enumerate(zip(made.keys, made.values, strict=True)):
+                await transfer.write(layer, keys[:-1], values[:-1])
         stop = self.served.stop_tokens
         return decode_plain(TransformersModel(model, cache), prompt[-1:], max_new_tokens=count, stop_tokens=stop)

@@ -23,9 +23,7 @@ def test_a_completion_is_plain_decoding(client, reference):
 def test_a_streamed_chat_is_plain_decoding(client, reference):
     messages = [{"role": "user", "content": PROMPT}]
     chunks = list(
-        client.chat.completions.create(
-            model="tiny", messages=messages, max_tokens=24, temperature=0, stream=True
-        )
+        client.chat.completions.create(model="tiny", messages=messages, max_tokens=24, temperature=0, stream=True)
     )
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
     assert text == reference.text(messages, 24)

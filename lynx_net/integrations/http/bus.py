@@ -30,8 +30,8 @@ and further ones by type, in the order in which they come:
     error      message, code, status; the request failed
     cancelled  the client left
 
-A request's last event is `done`, `error` or `cancelled`, and there is exactly one of them. `text` of a token may be empty or
-"\\ufffd" where characters consist of several tokens; the text of the answer is decoded from all of them together.
+A request's last event is `done`, `error` or `cancelled`, and there is exactly one of them. `text` of a token may be
+empty or "\\ufffd" where a character has several tokens; the text of an answer is decoded from all of them together.
 
 A subscriber to all requests gets first, without `request` and `seq`,
 
@@ -129,6 +129,7 @@ class EventBus:
         self._ended: OrderedDict[str, RequestLog] = OrderedDict()
         self._ended_events = 0
         self._subscribers: dict[str | None, set[Subscription]] = {}
+        self._over = False
 
     def open(self, request_id: str, model: str) -> RequestLog:
         """A new request. It is kept until after its last event."""
@@ -154,14 +155,17 @@ class EventBus:
         """
         if request_id is None:
             first = [{"type": "recent", "requests": [log.summary() for log in self.recent()]}]
-            return Subscription(self._subscribers, None, first, self._queue_events, ended=False)
+            return Subscription(self._subscribers, None, first, self._queue_events, ended=self._over)
         log = self.find(request_id)
         if log is None:
             raise KeyError(request_id)
-        return Subscription(self._subscribers, request_id, log.events, self._queue_events, ended=log.ended)
+        return Subscription(
+            self._subscribers, request_id, log.events, self._queue_events, ended=self._over or log.ended
+        )
 
     def end(self) -> None:
         """End all subscriptions: the server closes."""
+        self._over = True
         for subscribers in list(self._subscribers.values()):
             for one in list(subscribers):
                 one.end()

@@ -1,7 +1,7 @@
 """Settings of both servers: frozen, typed, from a TOML file and from flags.
 
-A field `port` of the section `http` is `port = 8000` under `[http]` in the file and `--http-port 8000` on the command line;
-flags win. Every field of every section below works both ways, and no other does.
+A field `port` of the section `http` is `port = 8000` under `[http]` in the file and `--http-port 8000` on the command
+line; flags win. Every field of every section below works both ways, and no other does.
 """
 
 from __future__ import annotations

@@ -4,36 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import uuid
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from lynx_net.integrations.http.answers import DONE, Answer, Usage, model_entry, sse
+from lynx_net.integrations.http.answers import model_entry
 from lynx_net.integrations.http.bus import EventBus
 from lynx_net.integrations.http.errors import ApiError, bad_request
-from lynx_net.integrations.http.generation import Committed, Drafted, Finished, Retracted, generation
+from lynx_net.integrations.http.exchange import Exchange
+from lynx_net.integrations.http.generation import generation
 from lynx_net.integrations.http.jobs import Job
 from lynx_net.integrations.http.logs import request_id
 from lynx_net.integrations.http.serving import Service, import_late, read_json
 from lynx_net.integrations.http.shapes import CompletionRequest, parse_chat, parse_completion
+from lynx_net.integrations.http.watching import Watching
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable
     from typing import Any
 
-    from lynx_net.integrations.http.bus import RequestLog
     from lynx_net.integrations.http.config import DecodeConfig
     from lynx_net.integrations.http.engine import DecodeEngine
-    from lynx_net.integrations.http.generation import Piece
     from lynx_net.integrations.http.models import ServedModel
 
 __all__ = ["DecodeServer"]
-
-logger = logging.getLogger("lynx_net.http")
 
 SHOWN_PROMPT_CHARS = 2000
 
@@ -57,13 +53,16 @@ class DecodeServer:
         router.add_get("/v1/models/{model:.+}", self._model)
         router.add_post("/v1/completions", self._completions)
         router.add_post("/v1/chat/completions", self._chat)
+        if self.config.watch.enabled:
+            Watching(self.bus).add_routes(router)
         return app
 
     @contextlib.asynccontextmanager
     async def started(self) -> AsyncIterator[str]:
         """Load the model and listen for caches."""
         engine = await import_late("lynx_net.integrations.http.engine")
-        async with engine.DecodeEngine.open(self.config) as self._engine:
+        async with engine.DecodeEngine.open(self.config, [self.service.metrics.links]) as self._engine:
+            self.service.metrics.steps = self._engine.steps
             yield f"serves {self._engine.model.name}; takes caches on {self._engine.deliver_to}"
 
     def ended(self) -> None:
@@ -122,18 +121,22 @@ class DecodeServer:
             drafts=wanted.drafts,
         )
         try:
-            exchange = _Exchange(request, wanted, job, log, engine.model, self.config.http.stall_s)
+            exchange = Exchange(request, wanted, job, log, engine.model, self.config.http.stall_s)
             async with self.service.admission.place(lambda position: log.publish("queued", position=position)):
-                log.publish("started", queue_s=round(self.bus.clock() - log.started_s, 6))
+                queue_s = self.bus.clock() - log.started_s
+                log.publish("started", queue_s=round(queue_s, 6))
+                self.service.metrics.waited(queue_s)
                 async with aclosing(generation(engine, job, wanted.stop, log)) as pieces:
-                    return await (exchange.stream(pieces) if wanted.stream else exchange.whole(pieces))
+                    response, finished = await (exchange.stream(pieces) if wanted.stream else exchange.whole(pieces))
+            if finished is not None:
+                self.service.metrics.finished(len(prompt), finished)
+            return response
         except ApiError as error:
             log.publish("error", message=str(error), code=error.code, status=error.status)
             raise
-        except asyncio.CancelledError:
-            raise
         except Exception as error:
-            log.publish("error", message=f"the server failed: {type(error).__name__}", code=None, status=500)
+            if not log.ended:
+                log.publish("error", message=f"the server failed: {type(error).__name__}", code=None, status=500)
             raise
         finally:
             if not log.ended:
@@ -145,8 +148,8 @@ class DecodeServer:
         asked = wanted.max_tokens
         if room < 1 or (asked is not None and asked > room):
             raise bad_request(
-                f"the model takes {model.context_tokens} tokens; the prompt has {prompt_tokens} and the answer may have "
-                f"{'some' if asked is None else asked}",
+                f"the model takes {model.context_tokens} tokens; the prompt has {prompt_tokens}, "
+                f"the answer {'one or more' if asked is None else f'up to {asked}'}",
                 "messages" if wanted.chat else "prompt",
                 "context_length_exceeded",
             )
@@ -154,102 +157,6 @@ class DecodeServer:
         if asked is not None and asked > limit:
             raise bad_request(f"an answer has {limit} tokens at most here, not {asked}", "max_tokens")
         return min(room, limit if asked is None else asked)
-
-
-@dataclass(frozen=True, slots=True)
-class _Exchange:
-    """One request and the way its answer goes back."""
-
-    request: web.Request
-    wanted: CompletionRequest
-    job: Job
-    log: RequestLog
-    model: ServedModel
-    stall_s: float
-
-    async def whole(self, pieces: AsyncGenerator[Piece, None]) -> web.Response:
-        """Answer at the end."""
-        text = ""
-        async for piece in pieces:
-            match piece:
-                case Committed():
-                    text += piece.text
-                case Finished():
-                    usage = Usage(len(self.job.prompt), piece.completion_tokens)
-                    body = self._answer().whole(text, piece.reason, usage)
-                    if self.wanted.timings:
-                        body["lynx"] = piece.timings()
-                    response = web.json_response(body, headers={"X-Request-Id": self.job.id})
-                    self.log.publish("done", **piece.to_event())
-                    return response
-        raise AssertionError("a generation ends with Finished")
-
-    async def stream(self, pieces: AsyncGenerator[Piece, None]) -> web.StreamResponse:
-        """Answer as it comes. Until the first token a failure is still a status of HTTP; after it, an event."""
-        first = await anext(pieces)
-        answer = self._answer()
-        headers = {
-            "Content-Type": "text/event-stream; charset=utf-8",
-            "Cache-Control": "no-cache",
-            "X-Accel-Buffering": "no",
-            "X-Request-Id": self.job.id,
-        }
-        response = web.StreamResponse(headers=headers)
-        try:
-            await response.prepare(self.request)
-            opening = answer.opening()
-            if opening is not None:
-                await self._write(response, sse(opening))
-            await self._piece(response, answer, first)
-            async for piece in pieces:
-                await self._piece(response, answer, piece)
-            await self._write(response, DONE)
-        except ApiError as error:
-            self.log.publish("error", message=str(error), code=error.code, status=error.status)
-            await self._write(response, sse(error.to_json()))
-        except ConnectionError:
-            self._gone("the client left")
-        except TimeoutError:
-            self._gone(f"the client took nothing for {self.stall_s:g} s")
-        return response
-
-    def _gone(self, why: str) -> None:
-        logger.info("%s", why)
-        if self.request.transport is not None:
-            self.request.transport.abort()
-
-    async def _piece(self, response: web.StreamResponse, answer: Answer, piece: Piece) -> None:
-        match piece:
-            case Committed(text=text, accepted=accepted):
-                if self.wanted.drafts:
-                    await self._aside(response, answer, "commit", accepted=accepted, tokens=piece.tokens)
-                if text:
-                    await self._write(response, sse(answer.piece(text)))
-            case Drafted(token=token, text=text):
-                if self.wanted.drafts:
-                    await self._aside(response, answer, "draft", token=token, text=text)
-            case Retracted(count=count):
-                if self.wanted.drafts:
-                    await self._aside(response, answer, "retract", count=count)
-            case Finished():
-                self.log.publish("done", **piece.to_event())
-                closing = answer.closing(piece.reason)
-                if self.wanted.timings:
-                    closing["lynx"] = piece.timings()
-                await self._write(response, sse(closing))
-                if self.wanted.include_usage:
-                    usage = Usage(len(self.job.prompt), piece.completion_tokens)
-                    await self._write(response, sse(answer.usage(usage)))
-
-    async def _aside(self, response: web.StreamResponse, answer: Answer, kind: str, **fields: Any) -> None:
-        await self._write(response, sse(answer.aside(kind, **fields), f"lynx.{kind}"))
-
-    async def _write(self, response: web.StreamResponse, data: bytes) -> None:
-        async with asyncio.timeout(self.stall_s):
-            await response.write(data)
-
-    def _answer(self) -> Answer:
-        return Answer.to(self.job.id, self.model, chat=self.wanted.chat, include_usage=self.wanted.include_usage)
 
 
 def _check_model(name: str, model: ServedModel) -> None:

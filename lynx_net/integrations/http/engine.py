@@ -130,7 +130,8 @@ class DecodeEngine:
     async def generate(self, job: Job, log: RequestLog) -> AsyncGenerator[Event, None]:
         """Decode one request; yields what `speculation.decode` yields, and publishes it.
 
-        Cancelling it, or closing the generator, gives the request up on both servers and returns when nothing of it is left.
+        Cancelling it, or closing the generator, gives the request up on both servers and returns when nothing of it
+        is left here.
 
         Raises:
             ApiError: the cache could not be had.
@@ -139,23 +140,25 @@ class DecodeEngine:
         layout = self.model.layout(len(job.prompt) - 1)
         cache = await asyncio.to_thread(ProgressiveCache, layout, room=job.max_new_tokens + 1, dtype=self.model.dtype)
         try:
-            async with self._arriving(job, cache, layout) as transfer:
-                async with Follower.of(transfer, log, self.model.decode) as follower:
-                    events = decode(
-                        TransformersModel(self.model.model, cache),
-                        transfer,
-                        prompt_tail=job.prompt[-1:],
-                        max_new_tokens=job.max_new_tokens,
-                        temperature=job.temperature,
-                        seed=job.seed,
-                        stop_tokens=self.model.stop_tokens,
-                        max_drafts=self._config.limits.drafts,
-                        executor=lane,
-                    )
-                    async with aclosing(events):
-                        async for event in events:
-                            follower.tell(event)
-                            yield event
+            async with (
+                self._arriving(job, cache, layout) as transfer,
+                Follower.of(transfer, log, self.model.decode) as follower,
+            ):
+                events = decode(
+                    TransformersModel(self.model.model, cache),
+                    transfer,
+                    prompt_tail=job.prompt[-1:],
+                    max_new_tokens=job.max_new_tokens,
+                    temperature=job.temperature,
+                    seed=job.seed,
+                    stop_tokens=self.model.stop_tokens,
+                    max_drafts=self._config.limits.drafts,
+                    executor=lane,
+                )
+                async with aclosing(events):
+                    async for event in events:
+                        follower.tell(event)
+                        yield event
         except ApiError:
             raise
         except LynxError as error:
@@ -183,7 +186,7 @@ class DecodeEngine:
             await stop_task(asking, expected=ApiError)
 
     async def _offered(self, expected: _Expected, asking: asyncio.Task[None]) -> lynx_net.IncomingTransfer:
-        waiting = {asking, expected.transfer}
+        waiting: set[asyncio.Future[Any]] = {asking, expected.transfer}
         timeout_s = self._config.prefill.timeout_s
         done, _ = await asyncio.wait(waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         if not done:

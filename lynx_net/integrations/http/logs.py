@@ -21,7 +21,10 @@ _TEXT = "%(asctime)s %(levelname)s %(name)s %(request)s%(message)s"
 
 
 class JsonFormatter(logging.Formatter):
-    """Fields: time (ISO 8601, UTC), level, logger, message, request (if it is about one), and those of `extra={"fields": ...}`."""
+    """One object a record: time (ISO 8601, UTC), level, logger, message, and request if it is about one.
+
+    `extra={"fields": {...}}` adds further ones.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         """One line."""

@@ -104,7 +104,7 @@ def load_model(config: ModelConfig, context_tokens: int | None) -> ServedModel:
         folder = Path(config.name)
         if not (folder / "config.json").is_file():
             raise ConfigError(f"model.name: {config.name} is neither {', '.join(_BUNDLED)} nor a folder with a model")
-        transformers_logging.disable_progress_bar()
+        transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # not annotated there
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
             model = AutoModelForCausalLM.from_pretrained(

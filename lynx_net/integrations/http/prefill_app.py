@@ -45,7 +45,8 @@ class PrefillServer:
     async def started(self) -> AsyncIterator[str]:
         """Load the model."""
         engine = await import_late("lynx_net.integrations.http.prefill_engine")
-        async with engine.PrefillEngine.open(self.config) as self._engine:
+        async with engine.PrefillEngine.open(self.config, [self.service.metrics.links]) as self._engine:
+            self.service.metrics.steps = self._engine.steps
             yield f"computes caches of {self._engine.model.name} for {' '.join(self.config.link.targets)}"
 
     def ended(self) -> None:
@@ -63,6 +64,7 @@ class PrefillServer:
         self._engine.check(wanted)
         asked_s = time.monotonic()
         async with self.service.admission.place():
+            self.service.metrics.waited(time.monotonic() - asked_s)
             try:
                 delivered = await self._engine.deliver(wanted, asked_s)
             except TransferAbortedError as error:
@@ -71,5 +73,6 @@ class PrefillServer:
                 raise upstream_failed(f"the cache cannot be encoded: {error}") from error
             except LynxError as error:
                 raise upstream_failed(f"the cache could not be delivered to {wanted.deliver_to}: {error}") from error
+        self.service.metrics.prefilled(len(wanted.tokens), delivered.prefill_s)
         logger.info("delivered", extra={"fields": {"tokens": len(wanted.tokens), **delivered.to_json()}})
         return web.json_response(delivered.to_json())

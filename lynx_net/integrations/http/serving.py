@@ -1,4 +1,4 @@
-"""What both servers share: their life from start to SIGTERM, keys, errors in the API's shape, health, the access log."""
+"""What both servers share: their life from start to SIGTERM, keys, errors in the API's shape, health, access log."""
 
 from __future__ import annotations
 
@@ -20,6 +20,9 @@ from lynx_net.integrations.http.admission import Admission
 from lynx_net.integrations.http.config import ConfigError, read_secrets
 from lynx_net.integrations.http.errors import ApiError, bad_request, unavailable
 from lynx_net.integrations.http.logs import request_id
+from lynx_net.integrations.http.metrics import ServerMetrics
+from lynx_net.integrations.http.wire import PREFILL_PATH
+from lynx_net.observe.prometheus import CONTENT_TYPE
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
 
     from lynx_net.integrations.http.config import HttpConfig, LimitsConfig
 
-__all__ = ["Service", "State", "import_late", "read_json", "run_service"]
+__all__ = ["CLIENT_LEFT", "STATUS", "Service", "State", "import_late", "read_json", "run_service"]
 
 logger = logging.getLogger("lynx_net.http")
 
@@ -36,6 +39,15 @@ State = Literal["starting", "ready", "draining"]
 
 _OPEN_PATHS = ("/health", "/health/live", "/health/ready")
 """Asked by load balancers, which have no key."""
+
+ENDPOINTS = {"/v1/completions": "completions", "/v1/chat/completions": "chat", PREFILL_PATH: "prefill"}
+"""What metrics call the paths whose requests they count."""
+
+STATUS = "lynx_net.status"
+"""Key of a request whose answer went wrong after its status was sent: the status it would have had."""
+
+CLIENT_LEFT = 499
+"""The number that nginx logs for it."""
 
 _LAST_WORDS_S = 5.0
 """Connections that are still open when all requests are answered."""
@@ -65,6 +77,7 @@ class Service:
     def __init__(self, http: HttpConfig, limits: LimitsConfig) -> None:
         self.http = http
         self.admission = Admission(limits.running, limits.queued)
+        self.metrics = ServerMetrics(self.admission)
         self.state: State = "starting"
         self._keys = [key.encode() for key in read_secrets(http.api_key_file)]
 
@@ -73,6 +86,7 @@ class Service:
         app = web.Application(middlewares=[self._middleware], client_max_size=self.http.max_body_bytes)
         app.router.add_get("/health", self.health)
         app.router.add_get("/health/live", self.live)
+        app.router.add_get("/metrics", self._metrics)
         return app
 
     def check_ready(self) -> None:
@@ -92,13 +106,16 @@ class Service:
             {"status": self.state, "running": self.admission.running, "queued": self.admission.queued}
         )
 
+    async def _metrics(self, _request: web.Request) -> web.Response:
+        return web.Response(body=self.metrics.text().encode(), headers={"Content-Type": CONTENT_TYPE})
+
     @web.middleware
     async def _middleware(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         began_s = time.monotonic()
         token = request_id.set(None)
-        status = 499  # the client has left; the number that nginx logs
+        status = CLIENT_LEFT
         try:
             try:
                 self._authorize(request)
@@ -111,11 +128,14 @@ class Service:
                 response = error_response(_from_http(request, error))
             except Exception:
                 logger.exception("%s %s failed", request.method, request.path)
-                error = ApiError("the server failed; its log says why", status=500, kind="server_error")
-                response = error_response(error)
+                failure = ApiError("the server failed; its log says why", status=500, kind="server_error")
+                response = error_response(failure)
             status = response.status
             return response
         finally:
+            status = request.get(STATUS, status)
+            if request.path in ENDPOINTS:
+                self.metrics.answered(ENDPOINTS[request.path], status, time.monotonic() - began_s)
             level = logging.DEBUG if request.path.startswith(("/health", "/metrics")) else logging.INFO
             took_s = round(time.monotonic() - began_s, 4)
             fields = {"method": request.method, "path": request.path, "status": status, "took_s": took_s}
@@ -163,8 +183,9 @@ async def import_late(name: str) -> ModuleType:
 
 
 async def run_service(name: str, parts: Parts) -> None:
-    """Serve until SIGTERM or SIGINT; then finish what was accepted, for `http.grace_s` at most. A second signal ends it at once.
+    """Serve until SIGTERM or SIGINT; then finish what was accepted, for `http.grace_s` at most.
 
+    A second signal ends it at once.
     The process answers /health from its first moment, and other requests once it is ready.
 
     Raises:

@@ -1,7 +1,8 @@
 """What clients ask for: the bodies of OpenAI's completion and chat requests, checked.
 
-Reference: the API's description of "Create completion" and "Create chat completion". A field that this server cannot honour is
-refused by name, unless its value is the one that changes nothing; so nothing a client asks for is silently left out.
+Reference: the API's description of "Create completion" and "Create chat completion". A field that this server cannot
+honour is refused by name, unless its value is the one that changes nothing: what a client asks for is never silently
+left out.
 
 One field is not of that API: `lynx`, an object.
 
@@ -138,7 +139,7 @@ def _checked_fields(body: Any, known: set[str], neutral: dict[str, tuple[Any, ..
 
 
 def _same(value: Any, other: Any) -> bool:
-    """Equal, and both truth values or neither: False == 0 in Python, but `logprobs` 0 asks for some and False for none."""
+    """Equal, and both truth values or neither: `logprobs` 0 asks for some, False for none."""
     return bool(value == other) and (type(value) is bool) == (type(other) is bool)
 
 

@@ -1,8 +1,8 @@
 """One thread for the model, shared fairly: of the steps that wait, that of the request which has had least of it.
 
-A decode loop has one step at a time, a forward pass, and waits for it. Passes differ: one that verifies forty drafts takes
-as long as many that decode one token. So requests are charged for time, not for steps (start-time fair queueing, Goyal,
-Vin and Cheng 1996): a request that comes, or comes back after a wait, starts level with those that are being served.
+A decode loop has one step at a time, a forward pass, and waits for it. Passes differ: one that verifies forty drafts
+takes as long as many that decode one token. So requests are charged for time, not for steps (start-time fair
+queueing: Goyal, Vin and Cheng 1996): one that comes, or comes back after a wait, starts level with those being served.
 """
 
 from __future__ import annotations

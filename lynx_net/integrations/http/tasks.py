@@ -14,7 +14,7 @@ logger = logging.getLogger("lynx_net.http")
 async def stop_task(
     task: asyncio.Task[Any], expected: type[BaseException] | tuple[type[BaseException], ...] = ()
 ) -> None:
-    """Cancel a task and wait until it has ended. An error that it ended with is logged, unless it is an expected one."""
+    """Cancel a task and wait until it has ended; an error that it ended with is logged, unless it is expected."""
     task.cancel()
     try:
         await asyncio.wait({task})

@@ -7,8 +7,8 @@ The request is a JSON object:
     tokens        the prompt's token ids; the cache is that of all but the last
     deliver_to    a lynx_net address
 
-The answer comes when the cache is there (200, `Delivered`), or as soon as it is clear that it will not come, as an error in
-the shape of `errors`. Ending the connection gives the request up.
+The answer comes when the cache is there (200, `Delivered`), or as soon as it is clear that it will not come, as an
+error in the shape of `errors`. Ending the connection gives the request up.
 """
 
 from __future__ import annotations
