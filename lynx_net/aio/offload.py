@@ -34,5 +34,8 @@ async def run_blocking(executor: Executor | None, work: Callable[P, T], *args: P
     if cancelled is not None:
         if not future.cancelled():
             future.exception()
-        raise cancelled
+        try:
+            raise cancelled
+        finally:
+            del cancelled  # its traceback holds this frame: a cycle, and `args` may hold much memory
     return future.result()

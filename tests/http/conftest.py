@@ -33,5 +33,5 @@ def reference(tiny_model: Path):
 @pytest.fixture(scope="session")
 def pair(tiny_model: Path):
     """A pair of servers, over a link that is slow enough for drafts."""
-    with running_pair(tiny_model, prefill_flags=["--link-rate", "20Mbit"]) as running:
+    with running_pair(tiny_model, prefill_flags=["--link-rate", "40Mbit"]) as running:
         yield running

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import re
 import signal
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import AsyncIterator, Iterator, Sequence
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 EOS = 1
@@ -94,10 +95,17 @@ class ServerProcess:
 
     def wait_for(self, pattern: str, timeout_s: float = 60.0) -> re.Match[str]:
         """A line of standard output."""
+        return self._wait_for(self.lines, pattern, timeout_s)
+
+    def wait_for_log(self, pattern: str, timeout_s: float = 20.0) -> re.Match[str]:
+        """A line of the log."""
+        return self._wait_for(self.log, pattern, timeout_s)
+
+    def _wait_for(self, lines: list[str], pattern: str, timeout_s: float) -> re.Match[str]:
         deadline_s = time.monotonic() + timeout_s
         with self._changed:
             while True:
-                for line in self.lines:
+                for line in lines:
                     if found := re.search(pattern, line):
                         return found
                 if self.process.poll() is not None or time.monotonic() > deadline_s:
@@ -166,6 +174,50 @@ def running_pair(
             decode.stop()
     finally:
         prefill.stop()
+
+
+@dataclass
+class LocalPair:
+    """Both servers in this process, for tests that look inside."""
+
+    prefill: Any
+    decode: Any
+    url: str
+    prefill_url: str
+
+
+@contextlib.asynccontextmanager
+async def local_pair(
+    model: Path, *, prefill: dict[str, dict[str, Any]] | None = None, decode: dict[str, dict[str, Any]] | None = None
+) -> AsyncIterator[LocalPair]:
+    """Start both in the running loop; `prefill` and `decode` change settings, by section."""
+    from lynx_net.integrations.http.config import DecodeConfig, PrefillConfig
+    from lynx_net.integrations.http.decode_app import DecodeServer
+    from lynx_net.integrations.http.prefill_app import PrefillServer
+    from lynx_net.integrations.http.serving import drain, serving
+
+    common = {"http": {"port": 0}, "model": {"name": str(model)}}
+    async with contextlib.AsyncExitStack() as stack:
+        computing = PrefillServer(changed(PrefillConfig(), common, prefill or {}))
+        prefill_url = await stack.enter_async_context(serving(computing))
+        await stack.enter_async_context(computing.started())
+        computing.service.state = "ready"
+        where = {"prefill": {"url": prefill_url}, "cache": {"url": "tcp://127.0.0.1:0"}}
+        decoding = DecodeServer(changed(DecodeConfig(), common, where, decode or {}))
+        url = await stack.enter_async_context(serving(decoding))
+        await stack.enter_async_context(decoding.started())
+        decoding.service.state = "ready"
+        yield LocalPair(computing, decoding, url, prefill_url)
+        await drain(decoding)
+        await drain(computing)
+
+
+def changed(config: Any, *changes: dict[str, dict[str, Any]]) -> Any:
+    """A configuration with other values in some sections."""
+    for sections in changes:
+        fields = {name: dataclasses.replace(getattr(config, name), **values) for name, values in sections.items()}
+        config = dataclasses.replace(config, **fields)
+    return config
 
 
 def get(url: str) -> str:

@@ -1,30 +1,129 @@
+"""Two real server processes and many clients of the real client library."""
+
 from __future__ import annotations
+
+import asyncio
+import random
+import time
 
 import openai
 import pytest
+from httpkit import get
 
-PROMPT = "It was a bright cold day in April, and the clocks were striking thirteen. " * 10
-
-
-@pytest.fixture
-def client(pair):
-    with openai.OpenAI(base_url=f"{pair.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
+CLIENTS = 50
+TOKENS = 20
+TEXT = "It was a bright cold day in April, and the clocks were striking thirteen. " * 9
 
 
-def test_a_completion_is_plain_decoding(client, reference):
-    answer = client.completions.create(model="tiny", prompt=PROMPT, max_tokens=24, temperature=0)
-    assert answer.choices[0].text == reference.text(PROMPT, 24)
-    assert answer.usage.completion_tokens == 24
-    assert answer.usage.prompt_tokens == len(PROMPT)
-    assert answer.choices[0].finish_reason == "length"
+def prompt_of(number):
+    return f"{number}. {TEXT[number:]}"
 
 
-def test_a_streamed_chat_is_plain_decoding(client, reference):
-    messages = [{"role": "user", "content": PROMPT}]
-    chunks = list(
-        client.chat.completions.create(model="tiny", messages=messages, max_tokens=24, temperature=0, stream=True)
-    )
-    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
-    assert text == reference.text(messages, 24)
-    assert chunks[-1].choices[0].finish_reason == "length"
+def metrics_of(url):
+    lines = [line.rpartition(" ") for line in get(f"{url}/metrics").splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, _, value in lines}
+
+
+async def ask(client, number, *, leave):
+    """One request, plain or streamed by its number; returns its text and how long it took, None if it left early."""
+    began_s = time.monotonic()
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": prompt_of(number)}], "temperature": 0}
+    if number % 2:
+        work = client.chat.completions.create(**chat, max_tokens=TOKENS)
+        if leave:
+            with pytest.raises(TimeoutError):  # in the queue, at the prefill server, or in mid-transfer
+                await asyncio.wait_for(work, random.Random(number).uniform(0, 0.2))
+            return None
+        text = (await work).choices[0].message.content
+    else:
+        text = ""
+        async with await client.chat.completions.create(
+            **chat, max_tokens=1000 if leave else TOKENS, stream=True
+        ) as stream:
+            async for chunk in stream:
+                text += chunk.choices[0].delta.content or ""
+                if leave and len(text) > number % 10:
+                    return None
+    return text, time.monotonic() - began_s
+
+
+async def crowd(url, *, leaving):
+    """All clients at once; those whose number `leaving` contains leave in mid-way."""
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        asks = [ask(client, number, leave=number in leaving) for number in range(CLIENTS)]
+        return await asyncio.gather(*asks)
+
+
+def settled(server, names, timeout_s=15.0):
+    """The server's metrics once those named are 0."""
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        metrics = metrics_of(server.url)
+        left = {name: metrics[name] for name in names if metrics[name]}
+        if not left:
+            return metrics
+        assert time.monotonic() < deadline_s, left
+        time.sleep(0.05)
+
+
+def idle(pair):
+    """Metrics of both servers when nothing is under way any more."""
+    common = ["lynx_net_http_requests_running", "lynx_net_http_requests_queued", "lynx_net_http_model_steps_waiting"]
+    incoming, outgoing = (f'lynx_net_transfers{{direction="{way}"}}' for way in ("incoming", "outgoing"))
+    decode = settled(pair.decode, [*common, incoming, "lynx_net_http_caches"])
+    return decode, settled(pair.prefill, [*common, outgoing])
+
+
+def test_fifty_clients_a_third_of_them_leaving(pair, reference):
+    everyone = asyncio.run(crowd(pair.url, leaving=()))
+    before = idle(pair)
+    leaving = set(range(0, CLIENTS, 3))
+    answers = asyncio.run(crowd(pair.url, leaving=leaving))
+    after = idle(pair)
+
+    for number, (text, _) in enumerate(everyone):
+        messages = [{"role": "user", "content": prompt_of(number)}]
+        expected = reference.text(messages, TOKENS)
+        assert text == expected
+        if number not in leaving:
+            assert answers[number][0] == expected
+
+    # Whoever stays is served as if those who leave had never been there, or better than if they had stayed.
+    stayed = [number for number in range(CLIENTS) if number not in leaving]
+    slowest = max(answers[number][1] for number in stayed)
+    assert slowest < 1.5 * max(everyone[number][1] for number in stayed)
+
+    for server_before, server_after in zip(before, after, strict=True):
+        for name in ("lynx_net_http_tasks", "process_open_fds", "process_threads"):
+            assert server_after[name] <= server_before[name] + 2, name
+        assert server_after["process_resident_memory_bytes"] < server_before["process_resident_memory_bytes"] + 32e6
+    left = 'lynx_net_http_requests_total{endpoint="chat",status="499"}'
+    assert after[0][left] == len(leaving)
+
+
+def wait_for_queue(url, length):
+    while metrics_of(url)["lynx_net_http_requests_queued"] < length:
+        time.sleep(0.01)
+
+
+def test_sigterm_finishes_what_was_accepted(pair):
+    """The last test of this pair: the decode server ends with code 0, and no accepted request is lost."""
+
+    async def main():
+        async with openai.AsyncOpenAI(base_url=f"{pair.url}/v1", api_key="none", max_retries=0) as client:
+            work = [asyncio.create_task(ask(client, number, leave=False)) for number in range(20)]
+            await asyncio.to_thread(wait_for_queue, pair.url, 4)
+            pair.decode.terminate()
+            pair.decode.wait_for_log("shutting down")
+            with pytest.raises(openai.InternalServerError) as refusal:
+                await client.completions.create(model="tiny", prompt="late", max_tokens=1)
+            assert refusal.value.status_code == 503
+            assert int(refusal.value.response.headers["Retry-After"]) > 0
+            return await asyncio.gather(*work)
+
+    answers = asyncio.run(main())
+    assert len(answers) == 20
+    assert all(len(text) == TOKENS for text, _ in answers)
+    assert pair.decode.ended() == 0
+    pair.prefill.terminate()
+    assert pair.prefill.ended() == 0

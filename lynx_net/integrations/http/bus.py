@@ -18,8 +18,8 @@ and further ones by type, in the order in which they come:
                size of the stream (the largest possible one of an exact stream); prefill_queue_s, prefill_s: what the
                prefill server took. The cache begins to arrive.
     progress   streams: [bytes arrived of each], layers: [layers ready with each stream], lanes: [bytes arrived
-               on each lane of the link since the offer; other requests share the lanes]. Some times a second while it
-               arrives, and once more when it is complete
+               on each lane of the link since the offer was seen; other requests share the lanes]. Some times a
+               second while it arrives, and once more when it is complete
     ready      stream (number), name ("anchor", "residual", ...): the whole cache is decoded with streams 0 to this one
     draft      index (position in the text's tokens, from 0), token, text: tentative
     retract    count: the last `count` drafts are void

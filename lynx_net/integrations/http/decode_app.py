@@ -61,8 +61,7 @@ class DecodeServer:
     async def started(self) -> AsyncIterator[str]:
         """Load the model and listen for caches."""
         engine = await import_late("lynx_net.integrations.http.engine")
-        async with engine.DecodeEngine.open(self.config, [self.service.metrics.links]) as self._engine:
-            self.service.metrics.steps = self._engine.steps
+        async with engine.DecodeEngine.open(self.config, self.service.metrics) as self._engine:
             yield f"serves {self._engine.model.name}; takes caches on {self._engine.deliver_to}"
 
     def ended(self) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
+import weakref
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
@@ -26,11 +27,12 @@ from lynx_net.integrations.transformers import ProgressiveCache, TransformersMod
 from lynx_net.speculation import decode
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator
 
     from lynx_net.integrations.http.bus import RequestLog
     from lynx_net.integrations.http.config import DecodeConfig
     from lynx_net.integrations.http.jobs import Job
+    from lynx_net.integrations.http.metrics import ServerMetrics
     from lynx_net.speculation import Event
 
 __all__ = ["DecodeEngine"]
@@ -62,6 +64,8 @@ class DecodeEngine:
         self.model = model
         self.steps = steps
         self.clock = time.monotonic
+        self.caches: weakref.WeakSet[object] = weakref.WeakSet()
+        """Those that are in memory, for metrics."""
         self._config = config
         self._session = session
         self._expected: dict[str, _Expected] = {}
@@ -69,9 +73,7 @@ class DecodeEngine:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def open(
-        cls, config: DecodeConfig, observers: Sequence[lynx_net.Observer] = ()
-    ) -> AsyncIterator[DecodeEngine]:
+    async def open(cls, config: DecodeConfig, metrics: ServerMetrics) -> AsyncIterator[DecodeEngine]:
         """Load the model, listen for caches, and be ready to decode.
 
         Raises:
@@ -86,6 +88,7 @@ class DecodeEngine:
         try:
             async with client_session(config.prefill.ca_file, keys[:1]) as session:
                 engine = cls(config, model, session, steps)
+                metrics.steps, metrics.caches = steps, engine.caches
                 await asyncio.wrap_future(steps.lane().submit(engine.warm_up))
                 async with lynx_net.serve(
                     cache.url,
@@ -93,7 +96,7 @@ class DecodeEngine:
                     config=lynx_net.LinkConfig(deadline_s=cache.deadline_s),
                     tls=tls_of(cache),
                     key=read_key(cache.key_file),
-                    observers=observers,
+                    observers=[metrics.links],
                 ) as server:
                     engine._deliver_to = cache.advertise or server.url
                     taking = asyncio.create_task(engine._take(server))
@@ -139,6 +142,7 @@ class DecodeEngine:
         lane = self.steps.lane()
         layout = self.model.layout(len(job.prompt) - 1)
         cache = await asyncio.to_thread(ProgressiveCache, layout, room=job.max_new_tokens + 1, dtype=self.model.dtype)
+        self.caches.add(cache)
         try:
             async with (
                 self._arriving(job, cache, layout) as transfer,
@@ -228,11 +232,15 @@ class DecodeEngine:
     async def _take(self, server: lynx_net.KVServer) -> None:
         """Give each transfer to the request that waits for it."""
         async for transfer in server:
-            expected = self._expected.pop(transfer.offer.request_id, None)
-            if expected is None or expected.transfer.done():
-                transfer.cancel("nobody waits for it any more")
-            else:
-                expected.transfer.set_result(transfer)
+            self._give(transfer)
+            del transfer  # it holds a cache, and the next one may not come for hours
+
+    def _give(self, transfer: lynx_net.IncomingTransfer) -> None:
+        expected = self._expected.pop(transfer.offer.request_id, None)
+        if expected is None or expected.transfer.done():
+            transfer.cancel("nobody waits for it any more")
+        else:
+            expected.transfer.set_result(transfer)
 
 
 async def _message_of(answer: aiohttp.ClientResponse) -> str:

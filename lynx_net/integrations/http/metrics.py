@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import weakref
 from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,6 +44,7 @@ HTTP_METRICS: tuple[Metric, ...] = (
     Metric("lynx_net_http_model_seconds_total", "counter", (), "Time that the model's thread has computed."),
     Metric("lynx_net_http_model_steps_total", "counter", (), "Forward passes."),
     Metric("lynx_net_http_model_steps_waiting", "gauge", (), "Forward passes that wait for the model's thread."),
+    Metric("lynx_net_http_caches", "gauge", (), "Caches in the memory of the decode server."),
     Metric("lynx_net_http_tasks", "gauge", (), "Tasks of the event loop."),
     Metric("process_resident_memory_bytes", "gauge", (), "Resident memory of the process; Linux."),
     Metric("process_open_fds", "gauge", (), "Open file descriptors of the process; Linux."),
@@ -56,11 +58,13 @@ class ServerMetrics:
     Attributes:
         links: an observer to give to `connect` and `serve`.
         steps: the model's thread, once there is one.
+        caches: those of the decode server that are not yet freed.
     """
 
     def __init__(self, admission: Admission) -> None:
         self.links = Metrics()
         self.steps: StepThread | None = None
+        self.caches: weakref.WeakSet[object] = weakref.WeakSet()
         self._admission = admission
         self._values: Values = {metric.name: defaultdict(float) for metric in HTTP_METRICS}
         self._histograms: dict[str, dict[Labels, Histogram]] = {
@@ -98,6 +102,7 @@ class ServerMetrics:
         now = {
             "lynx_net_http_requests_running": self._admission.running,
             "lynx_net_http_requests_queued": self._admission.queued,
+            "lynx_net_http_caches": len(self.caches),
             "lynx_net_http_tasks": len(asyncio.all_tasks()),
             **_process(),
         }

@@ -45,8 +45,7 @@ class PrefillServer:
     async def started(self) -> AsyncIterator[str]:
         """Load the model."""
         engine = await import_late("lynx_net.integrations.http.prefill_engine")
-        async with engine.PrefillEngine.open(self.config, [self.service.metrics.links]) as self._engine:
-            self.service.metrics.steps = self._engine.steps
+        async with engine.PrefillEngine.open(self.config, self.service.metrics) as self._engine:
             yield f"computes caches of {self._engine.model.name} for {' '.join(self.config.link.targets)}"
 
     def ended(self) -> None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from lynx_net.integrations.http.config import PrefillConfig
+    from lynx_net.integrations.http.metrics import ServerMetrics
 
 __all__ = ["PrefillEngine"]
 
@@ -43,9 +44,7 @@ class PrefillEngine:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def open(
-        cls, config: PrefillConfig, observers: Sequence[lynx_net.Observer] = ()
-    ) -> AsyncIterator[PrefillEngine]:
+    async def open(cls, config: PrefillConfig, metrics: ServerMetrics) -> AsyncIterator[PrefillEngine]:
         """Load the model and be ready to compute.
 
         Raises:
@@ -59,10 +58,10 @@ class PrefillEngine:
             config=lynx_net.LinkConfig(deadline_s=link.deadline_s),
             tls=tls_of(link),
             key=read_key(link.key_file),
-            observers=observers,
+            observers=[metrics.links],
         )
         model = await asyncio.to_thread(load_model, config.model, config.limits.context_tokens)
-        steps = StepThread()
+        metrics.steps = steps = StepThread()
         try:
             engine = cls(config, model, steps, links)
             await asyncio.wrap_future(steps.lane().submit(engine.warm_up))

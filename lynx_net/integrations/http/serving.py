@@ -25,13 +25,13 @@ from lynx_net.integrations.http.wire import PREFILL_PATH
 from lynx_net.observe.prometheus import CONTENT_TYPE
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
     from contextlib import AbstractAsyncContextManager
     from types import ModuleType
 
     from lynx_net.integrations.http.config import HttpConfig, LimitsConfig
 
-__all__ = ["CLIENT_LEFT", "STATUS", "Service", "State", "import_late", "read_json", "run_service"]
+__all__ = ["CLIENT_LEFT", "STATUS", "Service", "State", "drain", "import_late", "read_json", "run_service", "serving"]
 
 logger = logging.getLogger("lynx_net.http")
 
@@ -182,66 +182,81 @@ async def import_late(name: str) -> ModuleType:
     return await asyncio.to_thread(importlib.import_module, name)
 
 
-async def run_service(name: str, parts: Parts) -> None:
-    """Serve until SIGTERM or SIGINT; then finish what was accepted, for `http.grace_s` at most.
+@contextlib.asynccontextmanager
+async def serving(parts: Parts) -> AsyncIterator[str]:
+    """Listen, and answer requests as far as the state of the service allows; the block gets the URL.
 
-    A second signal ends it at once.
-    The process answers /health from its first moment, and other requests once it is ready.
+    Leaving it closes all connections, those of running requests too.
 
     Raises:
-        LynxError: it cannot be started.
+        ConfigError: the certificate cannot be used.
         OSError: the address is taken.
     """
-    service = parts.service
-    http = service.http
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
+    http = parts.service.http
+    context = _server_context(http)
     runner = web.AppRunner(
         parts.application(), handler_cancellation=True, access_log=None, shutdown_timeout=_LAST_WORDS_S
     )
     await runner.setup()
-    serving = asyncio.current_task()
-    assert serving is not None
+    try:
+        await web.TCPSite(runner, http.host, http.port, ssl_context=context).start()
+        scheme = "http" if context is None else "https"
+        host = f"[{http.host}]" if ":" in http.host else http.host
+        yield f"{scheme}://{host}:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+async def drain(parts: Parts) -> None:
+    """Take no more requests and wait, `http.grace_s` at most, until those that were accepted are answered."""
+    service = parts.service
+    service.state = "draining"
+    service.admission.drain()
+    logger.info("shutting down: %d requests run, %d wait", service.admission.running, service.admission.queued)
+    try:
+        async with asyncio.timeout(service.http.grace_s):
+            await service.admission.idle()
+    except TimeoutError:
+        logger.error("requests have not finished in %g s and are given up", service.http.grace_s)
+    parts.ended()
+
+
+async def run_service(name: str, parts: Parts) -> None:
+    """Serve until SIGTERM or SIGINT; then finish what was accepted, for `http.grace_s` at most.
+
+    A second signal ends it at once. The process answers /health from its first moment, and other requests once
+    it is ready.
+
+    Raises:
+        LynxError: it cannot be started.
+        OSError: the address is taken.
+        CancelledError: there was a second signal.
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    whole = asyncio.current_task()
+    assert whole is not None
 
     def on_signal() -> None:
         if stop.is_set():
-            serving.cancel()
+            whole.cancel()
         stop.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
     try:
-        context = _server_context(http)
-        site = web.TCPSite(runner, http.host, http.port, ssl_context=context)
-        await site.start()
-        scheme = "http" if context is None else "https"
-        host = f"[{http.host}]" if ":" in http.host else http.host
-        say(f"{name} listens on {scheme}://{host}:{runner.addresses[0][1]}")
-        async with contextlib.AsyncExitStack() as stack:
-            starting = asyncio.create_task(stack.enter_async_context(parts.started()))
-            stopping = asyncio.create_task(stop.wait())
-            await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if stop.is_set():
-                await starting
-            else:
-                say(await starting)
-                service.state = "ready"
-                say(f"{name} is ready")
-                await stopping
-            service.state = "draining"
-            service.admission.drain()
-            logger.info("%s ends: %d requests run, %d wait", name, service.admission.running, service.admission.queued)
-            try:
-                async with asyncio.timeout(http.grace_s):
-                    await service.admission.idle()
-            except TimeoutError:
-                logger.error("requests have not finished in %g s and are given up", http.grace_s)
-            parts.ended()
-            await runner.cleanup()
+        async with serving(parts) as url:
+            say(f"{name} listens on {url}")
+            async with parts.started() as line:
+                if not stop.is_set():
+                    parts.service.state = "ready"
+                    say(line)
+                    say(f"{name} is ready")
+                await stop.wait()
+                await drain(parts)
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
-        await runner.cleanup()
 
 
 def say(line: str) -> None:
