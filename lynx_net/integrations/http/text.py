@@ -12,8 +12,11 @@ __all__ = ["TextStream"]
 CONTEXT_TOKENS = 5
 """Of the prompt: some tokenizers drop the space before a text's first token, so there must be another one before it."""
 
+CHARACTER_TOKENS = 4
+"""A character has four bytes at most, hence as many tokens."""
+
 HELD_TOKENS = 8
-"""A character has four bytes at most; a longer run that is still no text is none and will not become one."""
+"""A run of so many tokens that is still no text will not become one."""
 
 UNFINISHED = "\ufffd"
 """What decoding gives for bytes that are not (yet) a character."""
@@ -54,12 +57,19 @@ class TextStream:
         return text + held
 
     def _fresh(self, *, whole: bool) -> str:
+        """The text of the tokens behind `_shown`, up to the last one that ends with a whole character."""
         before = self._decode(self._tokens[self._context : self._shown])
-        text = self._decode(self._tokens[self._context :])
-        waiting = len(self._tokens) - self._shown
-        if text.endswith(UNFINISHED) and waiting <= HELD_TOKENS and not whole:
-            return ""
-        self._context, self._shown = self._shown, len(self._tokens)
+        count = len(self._tokens)
+        forced = whole or count - self._shown > HELD_TOKENS
+        for end in range(count, max(self._shown, count - CHARACTER_TOKENS), -1):
+            text = self._decode(self._tokens[self._context : end])
+            if not text.endswith(UNFINISHED) or (whole and end == count):
+                break
+        else:
+            if not forced or count == self._shown:
+                return ""
+            end, text = count, self._decode(self._tokens[self._context :])
+        self._context, self._shown = self._shown, end
         return text[len(before) :]
 
     def _release(self, fresh: str) -> str:
