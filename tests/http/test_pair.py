@@ -32,7 +32,7 @@ async def ask(client, number, *, leave):
         work = client.chat.completions.create(**chat, max_tokens=TOKENS)
         if leave:
             with pytest.raises(TimeoutError):  # in the queue, at the prefill server, or in mid-transfer
-                await asyncio.wait_for(work, random.Random(number).uniform(0, 0.2))
+                await asyncio.wait_for(work, random.Random(number).uniform(0, 0.4))
             return None
         text = (await work).choices[0].message.content
     else:
@@ -88,17 +88,18 @@ def test_fifty_clients_a_third_of_them_leaving(pair, reference):
         if number not in leaving:
             assert answers[number][0] == expected
 
-    # Whoever stays is served as if those who leave had never been there, or better than if they had stayed.
+    # Who stays does not wait for those who have left, who had asked for fifty times as much: see perf/http_pair.py.
     stayed = [number for number in range(CLIENTS) if number not in leaving]
-    slowest = max(answers[number][1] for number in stayed)
-    assert slowest < 1.5 * max(everyone[number][1] for number in stayed)
+    assert max(answers[number][1] for number in stayed) < 3 * max(everyone[number][1] for number in stayed)
+    steps = [metrics["lynx_net_http_model_steps_total"] for metrics in (before[0], after[0])]
+    assert steps[1] - steps[0] < 1.5 * steps[0]
 
     for server_before, server_after in zip(before, after, strict=True):
         for name in ("lynx_net_http_tasks", "process_open_fds", "process_threads"):
             assert server_after[name] <= server_before[name] + 2, name
         assert server_after["process_resident_memory_bytes"] < server_before["process_resident_memory_bytes"] + 32e6
     left = 'lynx_net_http_requests_total{endpoint="chat",status="499"}'
-    assert after[0][left] == len(leaving)
+    assert len([number for number in leaving if number % 2 == 0]) <= after[0][left] <= len(leaving)
 
 
 def wait_for_queue(url, length):
