@@ -14,7 +14,9 @@ if any(importlib.util.find_spec(name) is None for name in ("torch", "transformer
     collect_ignore_glob = ["test_*.py"]
 else:
     import torch
-    from httpkit import Reference, make_model, running_pair
+    from httpkit import Reference, Walk
+
+    from perf.tiny_model import make_model
 
     torch.set_num_threads(1)
 
@@ -31,7 +33,18 @@ def reference(tiny_model: Path):
 
 
 @pytest.fixture(scope="session")
-def pair(tiny_model: Path):
-    """A pair of servers, over a link that is slow enough for drafts."""
-    with running_pair(tiny_model, prefill_flags=["--link-rate", "40Mbit"]) as running:
-        yield running
+def walk(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory):
+    """The walk of docs/http.md, not yet begun."""
+    made = Walk(tmp_path_factory.mktemp("walk"), tiny_model)
+    yield made
+    made.end()
+
+
+@pytest.fixture(scope="session")
+def pair(walk):
+    """The two servers that the walk has started."""
+    *starting, asking = walk.first.splitlines()
+    for command in starting:
+        walk.run(command)
+    walk.asking = asking
+    return walk

@@ -1,4 +1,4 @@
-"""A tiny model in a folder, real server processes with it, and what their answers must be."""
+"""Both servers in this process, or as docs/http.md starts them, and what their answers must be."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import dataclasses
 import os
+import queue
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -18,162 +20,105 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Sequence
+    from collections.abc import AsyncIterator, Sequence
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-EOS = 1
-CHARACTERS = [chr(code) for code in range(32, 127)] + ["\n"]
-TEMPLATE = (
-    "{% for message in messages %}[{{ message.role }}] {{ message.content }}\n{% endfor %}"
-    "{% if add_generation_prompt %}[assistant] {% endif %}"
-)
+DOCUMENT = ROOT / "docs" / "http.md"
+BLOCK = re.compile(r"^```(?P<language>sh|python)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
+
+SHIMS = {
+    # Nothing is installed: that the requirements are named right and fit together is all that can be tested here.
+    "pip": """[ "$1" = install ] || exit 2
+shift
+exec "{python}" -m pip install --quiet --dry-run --no-index --no-build-isolation "${{@/#.\\[/{root}[}}"
+""",
+    "lynx-net": """case "$1" in
+  prefill-server) flags="--http-port {prefill} --link-rate 40Mbit" ;;
+  decode-server) flags="--http-port {decode} --cache-url tcp://127.0.0.1:{cache} --prefill-url {prefill_url}" ;;
+esac
+exec "{python}" -m lynx_net "$@" $flags --model-name "{model}" --model-served-name smollm2
+""",
+}
+"""What stands in for programs of the document, so that it can be run with a tiny model, on free ports, offline."""
 
 
-def make_model(folder: Path, *, layers: int = 2, seed: int = 11) -> Path:
-    """A Llama of random weights whose tokens are characters, saved as transformers saves models."""
-    import tokenizers
-    import torch
-    import transformers
+class Walk:
+    """The commands of the document's walk, in one shell, which starts and ends both servers."""
 
-    vocabulary = {"<unk>": 0, "<eos>": EOS, **{text: 2 + number for number, text in enumerate(CHARACTERS)}}
-    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
-    inner.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
-    inner.decoder = tokenizers.decoders.Fuse()
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>", eos_token="<eos>")
-    tokenizer.chat_template = TEMPLATE
-    config = transformers.LlamaConfig(
-        vocab_size=len(vocabulary),
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=2048,
-        bos_token_id=None,
-        eos_token_id=EOS,
-    )
-    torch.manual_seed(seed)
-    model = transformers.LlamaForCausalLM(config)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "norm" not in name:
-                parameter.normal_(std=0.25)
-        model.lm_head.weight[EOS] = 0  # answers are to have the length that a test asks for
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
-class ServerProcess:
-    """`lynx-net prefill-server` or `decode-server` in a process of its own."""
-
-    def __init__(self, command: str, *flags: str) -> None:
+    def __init__(self, folder: Path, model: Path) -> None:
+        section = DOCUMENT.read_text("utf-8").partition("\n## From nothing")[2].partition("\n## ")[0]
+        found = [(match["language"], match["body"]) for match in BLOCK.finditer(section)]
+        assert [language for language, _ in found] == ["sh", "python", "sh"]
+        self.first, self.program, self.last = (body for _, body in found)
+        self.commands = [*self.first.splitlines(), *self.last.splitlines()]
+        self._ports = dict(zip(("prefill", "decode", "cache"), free_ports(3), strict=True))
+        self.url, self.prefill_url = (f"http://127.0.0.1:{self._ports[name]}" for name in ("decode", "prefill"))
+        self.folder = folder
+        programs = folder / "programs"
+        programs.mkdir()
+        for name, text in SHIMS.items():
+            values = {"python": sys.executable, "root": ROOT, "model": model, "prefill_url": self.prefill_url}
+            (programs / name).write_text("#!/usr/bin/env bash\n" + text.format(**values, **self._ports))
+            (programs / name).chmod(0o755)
         paths = os.pathsep.join(str(ROOT / folder) for folder in (".", "codec", "gpu"))
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "lynx_net", command, *flags],
+        self._shell = subprocess.Popen(
+            ["bash"],
+            cwd=folder,
+            env=os.environ | {"PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
-            env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+            start_new_session=True,
         )
-        self.lines: list[str] = []
-        self.log: list[str] = []
-        self._changed = threading.Condition()
-        self._readers = [
-            threading.Thread(target=self._read, args=(self.process.stdout, self.lines)),
-            threading.Thread(target=self._read, args=(self.process.stderr, self.log)),
-        ]
-        for reader in self._readers:
-            reader.start()
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
 
-    def _read(self, stream: Any, into: list[str]) -> None:
-        with stream:
-            for line in stream:
-                with self._changed:
-                    into.append(line.rstrip("\n"))
-                    self._changed.notify_all()
+    def at_our_ports(self, text: str) -> str:
+        """A command or program of the document, for the port that its decode server has here."""
+        return text.replace("127.0.0.1:8000", f"127.0.0.1:{self._ports['decode']}")
 
-    def wait_for(self, pattern: str, timeout_s: float = 60.0) -> re.Match[str]:
-        """A line of standard output."""
-        return self._wait_for(self.lines, pattern, timeout_s)
-
-    def wait_for_log(self, pattern: str, timeout_s: float = 20.0) -> re.Match[str]:
-        """A line of the log."""
-        return self._wait_for(self.log, pattern, timeout_s)
-
-    def _wait_for(self, lines: list[str], pattern: str, timeout_s: float) -> re.Match[str]:
+    def run(self, command: str, timeout_s: float = 90.0) -> str:
+        """Run a command of the document; returns what it printed."""
+        assert self._shell.stdin is not None
+        self._shell.stdin.write(f"{self.at_our_ports(command)}\necho; echo ended with $?\n")
+        self._shell.stdin.flush()
+        lines: list[str] = []
         deadline_s = time.monotonic() + timeout_s
-        with self._changed:
-            while True:
-                for line in lines:
-                    if found := re.search(pattern, line):
-                        return found
-                if self.process.poll() is not None or time.monotonic() > deadline_s:
-                    raise AssertionError(f"{pattern!r} did not come; lines {self.lines}, log {self.log[-20:]}")
-                self._changed.wait(0.1)
+        while not (lines and lines[-1].startswith("ended with ")):
+            line = self._lines.get(timeout=max(deadline_s - time.monotonic(), 0.01))
+            assert line is not None, f"the shell ended; {lines}, {self.logs()}"
+            lines.append(line)
+        assert lines[-1] == "ended with 0", f"{command}: {lines}, {self.logs()}"
+        return "\n".join(lines[:-1])
 
-    @property
-    def url(self) -> str:
-        return self.wait_for(r"listens on (\S+)")[1]
+    def logs(self) -> str:
+        """What the servers have logged."""
+        return "".join(file.read_text() for file in sorted(self.folder.glob("*.log")))
 
-    def wait_until_ready(self) -> None:
-        self.wait_for("is ready")
+    def end(self) -> None:
+        """End the shell, and the servers if they still run."""
+        assert self._shell.stdin is not None
+        self._shell.stdin.close()
+        with contextlib.suppress(ProcessLookupError):  # all of its group have ended
+            os.killpg(self._shell.pid, signal.SIGTERM)
+        self._shell.wait(30)
+        self._reader.join()
 
-    def terminate(self) -> None:
-        self.process.send_signal(signal.SIGTERM)
-
-    def ended(self, timeout_s: float = 20.0) -> int:
-        """Exit code, once the process has ended by itself."""
-        code = self.process.wait(timeout_s)
-        for reader in self._readers:
-            reader.join()
-        return code
-
-    def stop(self) -> None:
-        """End it, whatever it does."""
-        if self.process.poll() is None:
-            self.terminate()
-            try:
-                self.ended(10.0)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-        self.ended()
+    def _read(self) -> None:
+        assert self._shell.stdout is not None
+        with self._shell.stdout as lines:
+            for line in lines:
+                self._lines.put(line.rstrip("\n"))
+        self._lines.put(None)
 
 
-@dataclass
-class Pair:
-    """Both servers, ready."""
-
-    prefill: ServerProcess
-    decode: ServerProcess
-
-    @property
-    def url(self) -> str:
-        return self.decode.url
-
-
-@contextlib.contextmanager
-def running_pair(
-    model: Path | str, *, prefill_flags: Sequence[str] = (), decode_flags: Sequence[str] = ()
-) -> Iterator[Pair]:
-    """Start both servers on free ports."""
-    common = ("--model-name", str(model), "--http-port", "0")
-    prefill = ServerProcess("prefill-server", *common, *prefill_flags)
-    try:
-        url = prefill.url
-        decode = ServerProcess(
-            "decode-server", *common, "--cache-url", "tcp://127.0.0.1:0", "--prefill-url", url, *decode_flags
-        )
-        try:
-            prefill.wait_until_ready()
-            decode.wait_until_ready()
-            yield Pair(prefill, decode)
-        finally:
-            decode.terminate()
-            prefill.terminate()
-            decode.stop()
-    finally:
-        prefill.stop()
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [one.getsockname()[1] for one in sockets]
 
 
 @dataclass

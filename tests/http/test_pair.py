@@ -1,8 +1,9 @@
-"""Two real server processes and many clients of the real client library."""
+"""Two real server processes, started and ended as docs/http.md says, and many clients of the real client library."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import time
 
@@ -27,7 +28,7 @@ def metrics_of(url):
 async def ask(client, number, *, leave):
     """One request, plain or streamed by its number; returns its text and how long it took, None if it left early."""
     began_s = time.monotonic()
-    chat = {"model": "tiny", "messages": [{"role": "user", "content": prompt_of(number)}], "temperature": 0}
+    chat = {"model": "smollm2", "messages": [{"role": "user", "content": prompt_of(number)}], "temperature": 0}
     if number % 2:
         work = client.chat.completions.create(**chat, max_tokens=TOKENS)
         if leave:
@@ -54,11 +55,11 @@ async def crowd(url, *, leaving):
         return await asyncio.gather(*asks)
 
 
-def settled(server, names, timeout_s=15.0):
-    """The server's metrics once those named are 0."""
+def settled(url, names, timeout_s=15.0):
+    """A server's metrics once those named are 0."""
     deadline_s = time.monotonic() + timeout_s
     while True:
-        metrics = metrics_of(server.url)
+        metrics = metrics_of(url)
         left = {name: metrics[name] for name in names if metrics[name]}
         if not left:
             return metrics
@@ -70,8 +71,8 @@ def idle(pair):
     """Metrics of both servers when nothing is under way any more."""
     common = ["lynx_net_http_requests_running", "lynx_net_http_requests_queued", "lynx_net_http_model_steps_waiting"]
     incoming, outgoing = (f'lynx_net_transfers{{direction="{way}"}}' for way in ("incoming", "outgoing"))
-    decode = settled(pair.decode, [*common, incoming, "lynx_net_http_caches"])
-    return decode, settled(pair.prefill, [*common, outgoing])
+    decode = settled(pair.url, [*common, incoming, "lynx_net_http_caches"])
+    return decode, settled(pair.prefill_url, [*common, outgoing])
 
 
 def test_fifty_clients_a_third_of_them_leaving(pair, reference):
@@ -102,29 +103,47 @@ def test_fifty_clients_a_third_of_them_leaving(pair, reference):
     assert len([number for number in leaving if number % 2 == 0]) <= after[0][left] <= len(leaving)
 
 
+def wait_for_log(pair, text):
+    while text not in pair.logs():
+        time.sleep(0.01)
+
+
 def wait_for_queue(url, length):
     while metrics_of(url)["lynx_net_http_requests_queued"] < length:
         time.sleep(0.01)
 
 
-def test_sigterm_finishes_what_was_accepted(pair):
-    """The last test of this pair: the decode server ends with code 0, and no accepted request is lost."""
+def test_the_documents_answer_and_program(pair, reference, capsys):
+    assert len(pair.commands) < 10
+    printed = pair.run(pair.asking)
+    chunks = [json.loads(line[6:]) for line in printed.splitlines() if line.startswith("data: {")]
+    assert printed.rstrip().endswith("data: [DONE]")
+    assert {chunk["model"] for chunk in chunks} == {"smollm2"}
+    assert chunks[-1]["choices"][0]["finish_reason"] in ("stop", "length")
+    exec(compile(pair.at_our_ports(pair.program), "docs/http.md", "exec"), {})
+    assert len(capsys.readouterr().out.rstrip("\n")) <= 32
+
+
+def test_the_documents_end_finishes_what_was_accepted(pair):
+    """SIGTERM loses no accepted request, waiting ones included, and both processes end with code 0."""
+    metrics, kill = pair.last.splitlines()
+    assert "lynx_net_http_ttft_seconds_count" in pair.run(metrics)
 
     async def main():
         async with openai.AsyncOpenAI(base_url=f"{pair.url}/v1", api_key="none", max_retries=0) as client:
             work = [asyncio.create_task(ask(client, number, leave=False)) for number in range(20)]
             await asyncio.to_thread(wait_for_queue, pair.url, 4)
-            pair.decode.terminate()
-            pair.decode.wait_for_log("shutting down")
+            # Both waits in it fail unless the processes end with code 0.
+            ending = asyncio.create_task(asyncio.to_thread(pair.run, kill))
+            await asyncio.to_thread(wait_for_log, pair, "shutting down")
             with pytest.raises(openai.InternalServerError) as refusal:
-                await client.completions.create(model="tiny", prompt="late", max_tokens=1)
+                await client.completions.create(model="smollm2", prompt="late", max_tokens=1)
             assert refusal.value.status_code == 503
             assert int(refusal.value.response.headers["Retry-After"]) > 0
-            return await asyncio.gather(*work)
+            answers = await asyncio.gather(*work)
+            await ending
+            return answers
 
     answers = asyncio.run(main())
     assert len(answers) == 20
     assert all(len(text) == TOKENS for text, _ in answers)
-    assert pair.decode.ended() == 0
-    pair.prefill.terminate()
-    assert pair.prefill.ended() == 0

@@ -15,6 +15,7 @@ from httpkit import local_pair
 
 from lynx_net.errors import ConnectionLostError
 from lynx_net.integrations.http.logs import JsonFormatter, request_id
+from perf.tiny_model import make_model
 
 PROMPT = "It was a bright cold day in April, and the clocks were striking thirteen. " * 9
 
@@ -62,8 +63,6 @@ async def test_without_a_prefill_server_clients_are_told_to_come_again(tiny_mode
 
 
 async def test_a_prefill_server_with_another_model_is_noticed(tiny_model, tmp_path):
-    from httpkit import make_model
-
     other = make_model(tmp_path / "other", layers=3)
     async with local_pair(tiny_model, prefill={"model": {"name": str(other)}}) as running:
         async with client_of(running) as client:

@@ -12,7 +12,7 @@ from aiohttp import web
 from lynx_net.integrations.http.answers import DONE, Answer, Usage, sse
 from lynx_net.integrations.http.errors import ApiError
 from lynx_net.integrations.http.generation import Committed, Drafted, Finished, Retracted
-from lynx_net.integrations.http.serving import CLIENT_LEFT, STATUS
+from lynx_net.integrations.http.serving import CLIENT_LEFT, late_status
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -96,14 +96,14 @@ class Exchange:
             last = DONE
         except ApiError as error:
             self.log.publish("error", message=str(error), code=error.code, status=error.status)
-            self.request[STATUS] = error.status
+            late_status.set(error.status)
             last = sse(error.to_json())
         await self._write(response, last)
         return finished
 
     def _gone(self, why: str) -> None:
         logger.info("%s", why)
-        self.request[STATUS] = CLIENT_LEFT
+        late_status.set(CLIENT_LEFT)
         if self.request.transport is not None:
             self.request.transport.abort()
 

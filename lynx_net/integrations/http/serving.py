@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import hmac
 import importlib
 import json
@@ -31,7 +32,17 @@ if TYPE_CHECKING:
 
     from lynx_net.integrations.http.config import HttpConfig, LimitsConfig
 
-__all__ = ["CLIENT_LEFT", "STATUS", "Service", "State", "drain", "import_late", "read_json", "run_service", "serving"]
+__all__ = [
+    "CLIENT_LEFT",
+    "Service",
+    "State",
+    "drain",
+    "import_late",
+    "late_status",
+    "read_json",
+    "run_service",
+    "serving",
+]
 
 logger = logging.getLogger("lynx_net.http")
 
@@ -43,8 +54,8 @@ _OPEN_PATHS = ("/health", "/health/live", "/health/ready")
 ENDPOINTS = {"/v1/completions": "completions", "/v1/chat/completions": "chat", PREFILL_PATH: "prefill"}
 """What metrics call the paths whose requests they count."""
 
-STATUS = "lynx_net.status"
-"""Key of a request whose answer went wrong after its status was sent: the status it would have had."""
+late_status: contextvars.ContextVar[int | None] = contextvars.ContextVar("late_status", default=None)
+"""Of a request whose answer went wrong after its status was sent: the status it would have had."""
 
 CLIENT_LEFT = 499
 """The number that nginx logs for it."""
@@ -114,7 +125,7 @@ class Service:
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         began_s = time.monotonic()
-        token = request_id.set(None)
+        tokens = request_id.set(None), late_status.set(None)
         status = CLIENT_LEFT
         try:
             try:
@@ -133,14 +144,15 @@ class Service:
             status = response.status
             return response
         finally:
-            status = request.get(STATUS, status)
+            status = late_status.get() or status
             if request.path in ENDPOINTS:
                 self.metrics.answered(ENDPOINTS[request.path], status, time.monotonic() - began_s)
             level = logging.DEBUG if request.path.startswith(("/health", "/metrics")) else logging.INFO
             took_s = round(time.monotonic() - began_s, 4)
             fields = {"method": request.method, "path": request.path, "status": status, "took_s": took_s}
             logger.log(level, "request", extra={"fields": {**fields, "peer": request.remote}})
-            request_id.reset(token)
+            request_id.reset(tokens[0])
+            late_status.reset(tokens[1])
 
     def _authorize(self, request: web.Request) -> None:
         if not self._keys or request.path in _OPEN_PATHS:
