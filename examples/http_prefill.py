@@ -53,7 +53,7 @@ def main() -> None:
     host, _, port = sys.argv[1].rpartition(":")
     app = web.Application()
     app.router.add_post("/prefill", PrefillServer().answer)
-    # A decode server that ends its request does not want the cache any more: the handler and its transfer are cancelled.
+    # A decode server that ends its request wants no cache any more: the handler and its transfer are cancelled.
     web.run_app(app, host=host, port=int(port), handler_cancellation=True)
 
 
