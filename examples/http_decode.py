@@ -36,6 +36,9 @@ class DecodeServer:
 
     def __init__(self, prefill_url: str) -> None:
         self.loaded = smollm2.load()
+        stop = self.loaded.tokenizer.eos_token_id
+        assert isinstance(stop, int)
+        self.stop = stop
         self.thread = ThreadPoolExecutor(1)  # one forward pass at a time, for all requests
         self.prefill_url = prefill_url
         self.caches: dict[str, ProgressiveCache] = {}
@@ -100,7 +103,7 @@ class DecodeServer:
                 transfer,
                 prompt_tail=tokens[-1:],
                 max_new_tokens=NEW_TOKENS,
-                stop_tokens=[self.loaded.tokenizer.eos_token_id],
+                stop_tokens=[self.stop],
                 executor=self.thread,
             )
             shown, final = "", []
@@ -108,7 +111,7 @@ class DecodeServer:
                 async for event in events:
                     if isinstance(event, Commit):
                         final += event.tokens
-                        text = self.loaded.tokenizer.decode(final, skip_special_tokens=True)
+                        text = str(self.loaded.tokenizer.decode(final, skip_special_tokens=True))
                         if not text.endswith("\ufffd"):  # a character whose other bytes are still to come
                             yield text[len(shown) :]
                             shown = text

@@ -262,6 +262,7 @@ def main() -> int:
     parser.add_argument("--model", help="smollm2, gemma3 or a folder (default: a tiny one of random weights)")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers are ended too
     with tempfile.TemporaryDirectory() as folder:
         model = arguments.model
         if model is None:

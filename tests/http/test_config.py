@@ -7,6 +7,7 @@ import dataclasses
 
 import pytest
 
+from lynx_net.errors import LocalProtocolError
 from lynx_net.integrations.http.config import (
     ConfigError,
     DecodeConfig,
@@ -82,6 +83,9 @@ def test_every_field_has_a_flag_and_a_sentence(config, capsys):
         ('[cache]\ncertificate = "x"\n', "ca_file"),
         ('[model]\ndtype = "int8"\n', "model.dtype"),
         ('[log]\nlevel = "loud"\n', "log.level"),
+        ('[prefill]\nurl = "prefill:8001"\n', "prefill.url"),
+        ("[limits]\nnew_tokens = 0\n", "limits.new_tokens"),
+        ("[http]\nstall_s = 0\n", "http.stall_s"),
     ],
 )
 def test_what_is_wrong_is_named(file, text, says):
@@ -99,6 +103,13 @@ def test_wrong_flags_and_files_are_named(tmp_path):
         read(DecodeConfig, "--config", str(tmp_path / "missing"))
     with pytest.raises(ConfigError, match="codec_params"):
         read(PrefillConfig, "--link-codec-params", "{}")
+
+
+def test_a_server_has_no_setting_that_does_nothing_there():
+    with pytest.raises(ConfigError, match="unknown setting"):
+        read_config(PrefillConfig, argparse.Namespace(config=None, **{"http.stall_s": "1"}))
+    with pytest.raises(LocalProtocolError, match="rate"):
+        read(PrefillConfig, "--link-rate", "fast")
 
 
 def test_keys_come_from_files(tmp_path):

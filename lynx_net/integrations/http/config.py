@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from lynx_net.errors import LocalProtocolError
 from lynx_net.transport import TlsConfig
+from lynx_net.wire.pacing import parse_rate
 
 if TYPE_CHECKING:
     import argparse
@@ -25,12 +26,14 @@ __all__ = [
     "CacheConfig",
     "ConfigError",
     "DecodeConfig",
+    "DecodeHttpConfig",
+    "DecodeLimitsConfig",
     "HttpConfig",
     "LimitsConfig",
-    "LinkConfig",
     "LogConfig",
     "ModelConfig",
     "PrefillConfig",
+    "SendConfig",
     "UpstreamConfig",
     "WatchConfig",
     "add_flags",
@@ -64,6 +67,12 @@ class HttpConfig:
     api_key_file: str | None = _field(None, "file with a key on each line; clients must send one as a bearer token")
     max_body_bytes: int = _field(4 << 20, "larger request bodies are refused")
     grace_s: float = _field(120.0, "after SIGTERM, time for accepted requests to finish")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeHttpConfig(HttpConfig):
+    """The HTTP side of the server."""
+
     stall_s: float = _field(30.0, "a client that takes none of its answer for so long is given up")
 
 
@@ -91,7 +100,7 @@ class CacheConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinkConfig:
+class SendConfig:
     """How the prefill server sends caches."""
 
     codec: str = _field("default", "the library's default, auto, or a codec by name (docs/codec.md)")
@@ -125,8 +134,14 @@ class LimitsConfig:
 
     running: int = _field(8, "requests at once, each with a cache in memory")
     queued: int = _field(128, "requests that may wait for their turn; more are answered with 429")
+    context_tokens: int | None = _field(None, "of a prompt and its answer; by default what the model allows")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeLimitsConfig(LimitsConfig):
+    """How much the server takes on."""
+
     new_tokens: int = _field(1024, "tokens of one answer at most")
-    context_tokens: int | None = _field(None, "prompt and answer together; by default what the model allows")
     drafts: int = _field(64, "drafts of one request at most; 0 switches speculation off")
 
 
@@ -152,17 +167,30 @@ class WatchConfig:
 class DecodeConfig:
     """All settings of `lynx-net decode-server`."""
 
-    http: HttpConfig = HttpConfig()
+    http: DecodeHttpConfig = DecodeHttpConfig()
     model: ModelConfig = ModelConfig()
     cache: CacheConfig = CacheConfig()
     prefill: UpstreamConfig = UpstreamConfig()
-    limits: LimitsConfig = LimitsConfig()
+    limits: DecodeLimitsConfig = DecodeLimitsConfig()
     watch: WatchConfig = WatchConfig()
     log: LogConfig = LogConfig()
 
     def __post_init__(self) -> None:
         _check_common(self.http, self.model, self.limits, self.log)
         tls_of(self.cache)
+        _check(
+            (self.http.stall_s > 0, "http.stall_s must be positive"),
+            (
+                self.limits.new_tokens >= 1 and self.limits.drafts >= 0,
+                "limits.new_tokens must be 1 or more, limits.drafts 0 or more",
+            ),
+            (
+                min(self.watch.requests, self.watch.events, self.watch.queue_events) >= 1,
+                "limits of watch must be 1 or more",
+            ),
+            (self.prefill.url.startswith(("http://", "https://")), "prefill.url must begin with http:// or https://"),
+            (self.cache.deadline_s > 0 and self.prefill.timeout_s > 0, "times of cache and prefill must be positive"),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,30 +199,37 @@ class PrefillConfig:
 
     http: HttpConfig = HttpConfig(port=8001)
     model: ModelConfig = ModelConfig()
-    link: LinkConfig = LinkConfig()
+    link: SendConfig = SendConfig()
     limits: LimitsConfig = LimitsConfig()
     log: LogConfig = LogConfig()
 
     def __post_init__(self) -> None:
         _check_common(self.http, self.model, self.limits, self.log)
         tls_of(self.link)
+        _check(
+            (self.link.deadline_s > 0, "link.deadline_s must be positive"),
+            (self.link.lanes >= 1, "link.lanes must be 1 or more"),
+        )
+        parse_rate(self.link.rate)
         if self.link.codec_params is not None and self.link.codec in ("default", "auto"):
             raise ConfigError("link.codec_params needs a codec by name")
 
 
 def _check_common(http: HttpConfig, model: ModelConfig, limits: LimitsConfig, log: LogConfig) -> None:
-    checks = (
+    _check(
         (0 <= http.port < 65536, "http.port must be 0 to 65535"),
         (http.private_key is None or http.certificate is not None, "http.private_key needs http.certificate"),
-        (http.max_body_bytes > 0 and http.grace_s >= 0 and http.stall_s > 0, "limits of http must be positive"),
+        (http.max_body_bytes > 0 and http.grace_s >= 0, "http.max_body_bytes and http.grace_s must be positive"),
         (model.dtype in DTYPES, f"model.dtype must be one of {', '.join(DTYPES)}"),
         (model.threads >= 1, "model.threads must be 1 or more"),
         (limits.running >= 1 and limits.queued >= 0, "limits.running must be 1 or more, limits.queued 0 or more"),
-        (limits.new_tokens >= 1 and limits.drafts >= 0, "limits.new_tokens must be 1 or more, limits.drafts 0 or more"),
         (limits.context_tokens is None or limits.context_tokens >= 2, "limits.context_tokens must be 2 or more"),
         (log.format in ("json", "text"), "log.format must be json or text"),
         (log.level in ("debug", "info", "warning", "error"), "log.level must be debug, info, warning or error"),
     )
+
+
+def _check(*checks: tuple[bool, str]) -> None:
     for holds, sentence in checks:
         if not holds:
             raise ConfigError(sentence)
@@ -266,6 +301,8 @@ def _section(name: str, default: Any, given: Mapping[str, Any], flags: Mapping[s
             raise ConfigError(f"unknown setting {key} in [{name}]; there are {', '.join(hints)}")
         changes[key] = _converted(f"{name}.{key}", hints[key], value, parse=False)
     for key, value in flags.items():
+        if key not in hints:
+            raise ConfigError(f"unknown setting {key} in [{name}]; there are {', '.join(hints)}")
         changes[key] = _converted(f"--{name}-{key.replace('_', '-')}", hints[key], value, parse=True)
     return dataclasses.replace(default, **changes)
 
@@ -324,7 +361,7 @@ def read_key(file: str | None) -> bytes | None:
         raise ConfigError(f"{file} must hold a key in hexadecimal digits") from None
 
 
-def tls_of(section: CacheConfig | LinkConfig) -> TlsConfig | None:
+def tls_of(section: CacheConfig | SendConfig) -> TlsConfig | None:
     """The certificates of a lynx_net side; None if there are none."""
     if section.certificate is None and section.private_key is None and section.ca_file is None:
         return None

@@ -61,8 +61,9 @@ class DecodeServer:
     async def started(self) -> AsyncIterator[str]:
         """Load the model and listen for caches."""
         engine = await import_late("lynx_net.integrations.http.engine")
-        async with engine.DecodeEngine.open(self.config, self.service.metrics) as self._engine:
-            yield f"serves {self._engine.model.name}; takes caches on {self._engine.deliver_to}"
+        async with engine.DecodeEngine.open(self.config, self.service.metrics) as opened:
+            self._engine = opened
+            yield f"serves {opened.model.name}; takes caches on {opened.deliver_to}"
 
     def ended(self) -> None:
         """End the watchers' streams."""

@@ -68,6 +68,7 @@ class DecodeEngine:
         """Those that are in memory, for metrics."""
         self._config = config
         self._session = session
+        self._prefill_url = config.prefill.url.rstrip("/")
         self._expected: dict[str, _Expected] = {}
         self._deliver_to = ""
 
@@ -124,7 +125,7 @@ class DecodeEngine:
         """Whether the prefill server says that it is."""
         try:
             async with self._session.get(
-                f"{self._config.prefill.url}/health/ready", timeout=aiohttp.ClientTimeout(total=1.0)
+                f"{self._prefill_url}/health/ready", timeout=aiohttp.ClientTimeout(total=1.0)
             ) as answer:
                 return answer.status == 200
         except (aiohttp.ClientError, TimeoutError):
@@ -206,7 +207,7 @@ class DecodeEngine:
         """Returns when the prefill server has delivered the cache."""
         wanted = CacheWanted(job.id, self.model.fingerprint, job.prompt, self._deliver_to)
         try:
-            async with self._session.post(self._config.prefill.url + PREFILL_PATH, json=wanted.to_json()) as answer:
+            async with self._session.post(self._prefill_url + PREFILL_PATH, json=wanted.to_json()) as answer:
                 if answer.status == 200:
                     await answer.read()
                     return

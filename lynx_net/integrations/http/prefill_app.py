@@ -45,8 +45,9 @@ class PrefillServer:
     async def started(self) -> AsyncIterator[str]:
         """Load the model."""
         engine = await import_late("lynx_net.integrations.http.prefill_engine")
-        async with engine.PrefillEngine.open(self.config, self.service.metrics) as self._engine:
-            yield f"computes caches of {self._engine.model.name} for {' '.join(self.config.link.targets)}"
+        async with engine.PrefillEngine.open(self.config, self.service.metrics) as opened:
+            self._engine = opened
+            yield f"computes caches of {opened.model.name} for {' '.join(self.config.link.targets)}"
 
     def ended(self) -> None:
         """Nobody watches this server."""
