@@ -1,0 +1,72 @@
+"""What was handed to the library is free as soon as it is done with it, without a garbage collection."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lynx_net.aio.inbox import Inbox
+from lynx_net.aio.offload import run_blocking
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Large:
+    pass
+
+
+@pytest.fixture(autouse=True)
+def no_collection() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+async def test_a_cancelled_wait_for_a_thread_keeps_nothing_of_its_work() -> None:
+    large = Large()
+    gone = weakref.ref(large)
+    began, go_on = threading.Event(), threading.Event()
+
+    def work(_large: Large) -> None:
+        began.set()
+        go_on.wait(10)
+
+    with ThreadPoolExecutor(1) as executor:
+        task = asyncio.create_task(run_blocking(executor, work, large))
+        del large
+        await asyncio.to_thread(began.wait, 10)
+        task.cancel()
+        await asyncio.sleep(0)
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        del task
+        await asyncio.sleep(0)
+    assert gone() is None
+
+
+async def test_an_iteration_that_waits_does_not_keep_its_last_item() -> None:
+    inbox: Inbox[Large] = Inbox()
+    gone: list[weakref.ref[Large]] = []
+    taken = asyncio.Event()
+
+    async def take() -> None:
+        async for item in inbox.iterate():
+            gone.append(weakref.ref(item))
+            del item
+            taken.set()
+
+    task = asyncio.create_task(take())
+    inbox.put(Large())
+    await taken.wait()
+    await asyncio.sleep(0)
+    assert gone[0]() is None
+    inbox.end()
+    await task
