@@ -107,7 +107,7 @@ class ReceivedTransfer(IncomingTransfer):
             layers=layout.layers,
             run_pages=BATCH_PAGES if self.pool is None else self._device_run(link),
             whole=self.pool is not None,
-            bytes_of=lambda page, stream: largest_of(self.sizes(page)[stream]),
+            bytes_of=_bytes_of(self._layer_sizes, self._pages_per_layer),
         )
         """Under the link's lock."""
         self._decoding = False
@@ -221,6 +221,16 @@ class ReceivedTransfer(IncomingTransfer):
         """The decoder thread has finished for good: now the waiters may know."""
         if self._error is not None:
             super().fail(self._error)
+
+
+def _bytes_of(layer_sizes: list[list[list[PageSizes]]], pages_per_layer: int) -> Callable[[int, int], int]:
+    """The most bytes of a stream of a page. Not a method, or the transfer would hold itself, and its target's memory."""
+
+    def bytes_of(page: int, stream: int) -> int:
+        layer, position = divmod(page, pages_per_layer)
+        return largest_of(layer_sizes[layer][position][stream])
+
+    return bytes_of
 
 
 def _sizes_of(codec: Codec, shape: PageShape) -> list[PageSizes]:

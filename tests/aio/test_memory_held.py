@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import lynx_net
 from lynx_net.aio.inbox import Inbox
 from lynx_net.aio.offload import run_blocking
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from typing import Any
 
 
 class Large:
@@ -70,3 +72,29 @@ async def test_an_iteration_that_waits_does_not_keep_its_last_item() -> None:
     assert gone[0]() is None
     inbox.end()
     await task
+
+
+async def test_a_received_cache_is_free_once_nobody_has_its_transfer(make_cache: Any) -> None:
+    cache = make_cache()
+    targets: list[weakref.ref[lynx_net.HostCache]] = []
+
+    def allocate(offer: lynx_net.Offer) -> lynx_net.HostCache:
+        target = lynx_net.HostCache(offer.layout)
+        targets.append(weakref.ref(target))
+        return target
+
+    async with (
+        lynx_net.serve("tcp://127.0.0.1:0", allocate=allocate) as server,
+        lynx_net.connect(server.url) as link,
+    ):
+        receiving = await server.accept()
+        sending = asyncio.create_task(cache.send_on(link))
+        transfer = await anext(aiter(server))
+        assert targets[0]() is transfer.target
+        await transfer.complete
+        await sending
+        assert receiving.error is None
+        del transfer
+        async with asyncio.timeout(5):
+            while targets[0]() is not None:  # noqa: ASYNC110  # the decoder's thread has a last look at its queue
+                await asyncio.sleep(0.01)
