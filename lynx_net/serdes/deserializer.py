@@ -224,7 +224,7 @@ class ReceivedTransfer(IncomingTransfer):
 
 
 def _bytes_of(layer_sizes: list[list[list[PageSizes]]], pages_per_layer: int) -> Callable[[int, int], int]:
-    """The most bytes of a stream of a page. Not a method, or the transfer would hold itself, and its target's memory."""
+    """The most bytes of a stream of a page. Not a method: a transfer that holds itself holds its target's memory."""
 
     def bytes_of(page: int, stream: int) -> int:
         layer, position = divmod(page, pages_per_layer)

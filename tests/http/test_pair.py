@@ -11,6 +11,8 @@ import openai
 import pytest
 from httpkit import get
 
+pytestmark = pytest.mark.timeout(300)  # starting both servers is most of it, on a machine that is busy
+
 CLIENTS = 50
 TOKENS = 20
 TEXT = "It was a bright cold day in April, and the clocks were striking thirteen. " * 9
@@ -75,6 +77,17 @@ def idle(pair):
     return decode, settled(pair.prefill_url, [*common, outgoing])
 
 
+def test_the_documents_answer_and_program(pair, reference, capsys):
+    assert len(pair.commands) < 10
+    printed = pair.run(pair.asking)
+    chunks = [json.loads(line[6:]) for line in printed.splitlines() if line.startswith("data: {")]
+    assert printed.rstrip().endswith("data: [DONE]")
+    assert {chunk["model"] for chunk in chunks} == {"smollm2"}
+    assert chunks[-1]["choices"][0]["finish_reason"] in ("stop", "length")
+    exec(compile(pair.at_our_ports(pair.program), "docs/http.md", "exec"), {})
+    assert len(capsys.readouterr().out.rstrip("\n")) <= 32
+
+
 def test_fifty_clients_a_third_of_them_leaving(pair, reference):
     everyone = asyncio.run(crowd(pair.url, leaving=()))
     before = idle(pair)
@@ -111,17 +124,6 @@ def wait_for_log(pair, text):
 def wait_for_queue(url, length):
     while metrics_of(url)["lynx_net_http_requests_queued"] < length:
         time.sleep(0.01)
-
-
-def test_the_documents_answer_and_program(pair, reference, capsys):
-    assert len(pair.commands) < 10
-    printed = pair.run(pair.asking)
-    chunks = [json.loads(line[6:]) for line in printed.splitlines() if line.startswith("data: {")]
-    assert printed.rstrip().endswith("data: [DONE]")
-    assert {chunk["model"] for chunk in chunks} == {"smollm2"}
-    assert chunks[-1]["choices"][0]["finish_reason"] in ("stop", "length")
-    exec(compile(pair.at_our_ports(pair.program), "docs/http.md", "exec"), {})
-    assert len(capsys.readouterr().out.rstrip("\n")) <= 32
 
 
 def test_the_documents_end_finishes_what_was_accepted(pair):
