@@ -13,7 +13,7 @@ import pytest
 
 import lynx_net
 from lynx_net.aio.inbox import Inbox
-from lynx_net.aio.offload import run_blocking
+from lynx_net.aio.offload import run_blocking, run_or_withdraw
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,6 +52,21 @@ async def test_a_cancelled_wait_for_a_thread_keeps_nothing_of_its_work() -> None
         del task
         await asyncio.sleep(0)
     assert gone() is None
+
+
+async def test_a_cancelled_wait_takes_back_what_has_not_begun() -> None:
+    done: list[int] = []
+    go_on = threading.Event()
+    with ThreadPoolExecutor(1) as executor:
+        busy = executor.submit(go_on.wait, 10)
+        task = asyncio.create_task(run_or_withdraw(executor, done.append, 1))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not busy.done()
+        go_on.set()
+    assert done == []
 
 
 async def test_an_iteration_that_waits_does_not_keep_its_last_item() -> None:

@@ -9,7 +9,7 @@ import weakref
 
 import pytest
 
-from lynx_net.aio.offload import run_blocking
+from lynx_net.aio.offload import run_or_withdraw
 from lynx_net.integrations.http.steps import StepThread
 
 
@@ -20,8 +20,9 @@ class Bench:
         self.now_s = 0.0
         self.order = []
         self.thread = StepThread(clock=lambda: self.now_s)
-        self._gate = threading.Event()
-        self.first = self.thread.lane().submit(self._gate.wait)
+        self._gate, began = threading.Event(), threading.Event()
+        self.first = self.thread.lane().submit(lambda: (began.set(), self._gate.wait()))
+        began.wait(10)
 
     def step(self, name, cost_s):
         self.order.append(name)
@@ -70,34 +71,18 @@ def test_who_comes_late_gets_no_arrears(bench):
     assert bench.order[:6].count("early") >= 2
 
 
-def test_a_dropped_lane_does_nothing_more(bench):
-    lane, other = bench.thread.lane(), bench.thread.lane()
-    dropped = lane.submit(bench.step, "dropped", 1.0)
-    kept = other.submit(bench.step, "kept", 1.0)
-    lane.drop()
+async def test_who_leaves_before_its_turn_is_over_at_once_and_its_step_is_not_made(bench):
+    kept = bench.thread.lane().submit(bench.step, "kept", 1.0)
+    task = asyncio.create_task(run_or_withdraw(bench.thread.lane(), bench.step, "never", 1.0))
+    await asyncio.sleep(0)
+    assert bench.thread.waiting == 2
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task  # the thread is still busy with another's step
+    assert bench.thread.waiting == 1
     bench.go()
     kept.result(10)
-    assert dropped.cancelled()
     assert bench.order == ["kept"]
-
-
-async def test_a_cancelled_wait_is_over_once_its_lane_is_dropped(bench):
-    lane = bench.thread.lane()
-
-    async def request():
-        try:
-            await run_blocking(lane, bench.step, "never", 1.0)
-        finally:
-            bench.order.append("over")
-
-    task = asyncio.create_task(request())
-    await asyncio.sleep(0)
-    task.cancel()
-    await asyncio.sleep(0)
-    lane.drop()  # the thread is still busy with another's step
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert bench.order == ["over"]
 
 
 def test_the_thread_keeps_nothing_of_a_step(bench):

@@ -140,7 +140,6 @@ class DecodeEngine:
         Raises:
             ApiError: the cache could not be had.
         """
-        lane = self.steps.lane()
         layout = self.model.layout(len(job.prompt) - 1)
         cache = await asyncio.to_thread(ProgressiveCache, layout, room=job.max_new_tokens + 1, dtype=self.model.dtype)
         self.caches.add(cache)
@@ -158,7 +157,7 @@ class DecodeEngine:
                     seed=job.seed,
                     stop_tokens=self.model.stop_tokens,
                     max_drafts=self._config.limits.drafts,
-                    executor=lane,
+                    executor=self.steps.lane(),
                 )
                 async with aclosing(events):
                     async for event in events:
@@ -168,8 +167,6 @@ class DecodeEngine:
             raise
         except LynxError as error:
             raise upstream_failed(f"the cache did not arrive: {error}") from error
-        finally:
-            lane.drop()
 
     @contextlib.asynccontextmanager
     async def _arriving(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import lynx_net
 from lynx_codec import get_codec
 from lynx_codec.plan import DEFAULT_PLAN
-from lynx_net.aio.offload import run_blocking
+from lynx_net.aio.offload import run_or_withdraw
 from lynx_net.errors import CodecError
 from lynx_net.integrations.http.config import ConfigError, read_key, tls_of
 from lynx_net.integrations.http.errors import bad_request
@@ -104,11 +104,8 @@ class PrefillEngine:
             LynxError: the transfer failed.
         """
         link = await self._links.link(wanted.deliver_to)  # before the pass, since this may say no at once
-        lane = self.steps.lane()
-        try:
-            began_s, made = await run_blocking(lane, lambda: (time.monotonic(), self._compute(wanted.tokens)))
-        finally:
-            lane.drop()
+        # Cancelled before its turn, the pass is not made.
+        began_s, made = await run_or_withdraw(self.steps.lane(), self._compute, wanted.tokens)
         computed_s = time.monotonic()
         layout = self.model.layout(len(wanted.tokens) - 1)
         assert made.scores is not None
@@ -129,8 +126,9 @@ class PrefillEngine:
             send_s=time.monotonic() - computed_s,
         )
 
-    def _compute(self, tokens: Sequence[int]) -> Prefilled:
-        return prefill(self.model.model, tokens, score_queries=SCORE_QUERIES)
+    def _compute(self, tokens: Sequence[int]) -> tuple[float, Prefilled]:
+        """When the pass began, and what it made."""
+        return time.monotonic(), prefill(self.model.model, tokens, score_queries=SCORE_QUERIES)
 
 
 def _coding(config: PrefillConfig) -> dict[str, Any]:

@@ -57,7 +57,7 @@ class StepThread:
     def waiting(self) -> int:
         """Steps that wait for the thread."""
         with self._changed:
-            return len(self._waiting)
+            return sum(not step.future.cancelled() for step in self._waiting)
 
     def add(self, lane: StepLane, work: Callable[[], Any]) -> Future[Any]:
         """Called by a lane."""
@@ -69,14 +69,6 @@ class StepThread:
             self._waiting.append(_Step(lane, next(self._numbers), work, future))
             self._changed.notify()
         return future
-
-    def drop(self, lane: StepLane) -> None:
-        """Called by a lane: cancel its steps that wait."""
-        with self._changed:
-            dropped = [step for step in self._waiting if step.lane is lane]
-            self._waiting = [step for step in self._waiting if step.lane is not lane]
-        for step in dropped:
-            step.future.cancel()
 
     def _run(self) -> None:
         while (step := self._next()) is not None:
@@ -94,7 +86,10 @@ class StepThread:
 
     def _next(self) -> _Step | None:
         with self._changed:
-            while not self._waiting:
+            while True:
+                self._waiting = [step for step in self._waiting if not step.future.cancelled()]
+                if self._waiting:
+                    break
                 if self._closed:
                     return None
                 self._changed.wait()
@@ -113,12 +108,8 @@ class StepLane(Executor):
         """Time of the thread it is charged with."""
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Run `fn` in the thread when it is this request's turn."""
+        """Run `fn` in the thread when it is this request's turn. Cancelling the future takes it back until then."""
         return self._thread.add(self, lambda: fn(*args, **kwargs))
-
-    def drop(self) -> None:
-        """The request has ended: a step that waits is cancelled, a running one goes on."""
-        self._thread.drop(self)
 
 
 class _Step:
