@@ -201,7 +201,8 @@ async def test_a_server_that_starts_is_live_but_not_ready(tiny_model):
 
 
 async def test_sampling_by_many_at_once_is_reproducible(tiny_model):
-    async with local_pair(tiny_model) as running, client_of(running) as client:
+    slow = {"link": {"rate": "40Mbit", "codec": "lynx"}}
+    async with local_pair(tiny_model, prefill=slow) as running, client_of(running) as client:
         asks = [complete(client, temperature=1.2, seed=seed % 4, max_tokens=12) for seed in range(12)]
         texts = [answer.choices[0].text for answer in await asyncio.gather(*asks)]
         assert texts[:4] * 3 == texts

@@ -19,6 +19,15 @@ def test_defaults_are_those_of_the_api():
     assert not any((plain.stream, plain.drafts, plain.include_usage, plain.timings))
 
 
+def test_drawing_with_a_seed_is_to_be_repeatable():
+    for fields, repeatable in (
+        ({"seed": 5}, True),
+        ({"seed": 5, "temperature": 0}, False),
+        ({"temperature": 0.5}, False),
+    ):
+        assert parse_completion({**PLAIN, **fields}).repeatable is repeatable
+
+
 def test_null_is_the_same_as_absent():
     nothing = dict.fromkeys(["stream", "stop", "temperature", "max_tokens", "logprobs", "n", "stream_options", "lynx"])
     assert parse_completion({**PLAIN, **nothing, "seed": 1}) == parse_completion({**PLAIN, "seed": 1})

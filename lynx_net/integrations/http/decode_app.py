@@ -105,6 +105,7 @@ class DecodeServer:
             max_new_tokens=self._room(wanted, len(prompt), engine.model),
             temperature=wanted.temperature,
             seed=wanted.seed,
+            max_drafts=0 if wanted.repeatable else self.config.limits.drafts,
         )
         request_id.set(job.id)
         log = self.bus.open(job.id, engine.model.name)

@@ -156,7 +156,7 @@ class DecodeEngine:
                     temperature=job.temperature,
                     seed=job.seed,
                     stop_tokens=self.model.stop_tokens,
-                    max_drafts=self._config.limits.drafts,
+                    max_drafts=job.max_drafts,
                     executor=self.steps.lane(),
                 )
                 async with aclosing(events):

@@ -14,7 +14,7 @@ class Job:
     Attributes:
         id: of the request.
         prompt: its tokens, at least one.
-        max_new_tokens, temperature, seed: as for `speculation.decode`.
+        max_new_tokens, temperature, seed, max_drafts: as for `speculation.decode`.
     """
 
     id: str
@@ -22,3 +22,4 @@ class Job:
     max_new_tokens: int
     temperature: float
     seed: int
+    max_drafts: int

@@ -67,6 +67,8 @@ class CompletionRequest:
         messages: of a chat: "role" and "content", both text.
         max_tokens: of the answer; None: as many as fit.
         temperature, seed: how tokens are drawn; a request without a seed gets a random one.
+        repeatable: tokens are drawn, and the client gave the seed: it wants the same text again. The draws depend on how
+            many drafts are made, and that on the network, so such a request has none.
         stop: texts that end the answer and are not part of it.
         stream: answer token by token.
         include_usage: end a streamed answer with a chunk that has the usage.
@@ -80,6 +82,7 @@ class CompletionRequest:
     max_tokens: int | None
     temperature: float
     seed: int
+    repeatable: bool
     stop: tuple[str, ...]
     stream: bool
     include_usage: bool
@@ -169,6 +172,7 @@ def _common(fields: dict[str, Any], limit: str, default_tokens: int | None) -> d
         "model": model,
         "max_tokens": default_tokens if max_tokens is None else max_tokens,
         "temperature": float(temperature),
+        "repeatable": seed is not None and temperature > 0,
         "seed": secrets.randbits(63) if seed is None else seed % 2**64,
         "stop": _stops(fields.get("stop")),
         "stream": stream,
