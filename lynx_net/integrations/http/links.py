@@ -50,6 +50,7 @@ class LinkPool:
             raise ConnectionLostError("the server ends")
         entry = self._entries.setdefault(url, _Entry())
         async with entry.lock:
+            await self._release_ended(besides=entry)
             if entry.link is None or entry.link.error is not None:
                 await entry.stack.aclose()
                 entry.link = None
@@ -65,6 +66,15 @@ class LinkPool:
                     )
                 )
             return entry.link
+
+    async def _release_ended(self, besides: _Entry) -> None:
+        """A decode server that has gone may never come again; what its link had is not kept for it."""
+        for entry in list(self._entries.values()):
+            if entry is besides or entry.lock.locked() or entry.link is None or entry.link.error is None:
+                continue
+            async with entry.lock:
+                entry.link = None
+                await entry.stack.aclose()
 
     async def close(self) -> None:
         """Close all links."""

@@ -67,7 +67,7 @@ class CompletionRequest:
         messages: of a chat: "role" and "content", both text.
         max_tokens: of the answer; None: as many as fit.
         temperature, seed: how tokens are drawn; a request without a seed gets a random one.
-        repeatable: tokens are drawn, and the client gave the seed: it wants the same text again. The draws depend on how
+        repeatable: tokens are drawn, and the client gave the seed: it wants the same text again. Draws depend on how
             many drafts are made, and that on the network, so such a request has none.
         stop: texts that end the answer and are not part of it.
         stream: answer token by token.
