@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from lynx_net.demo import cli as demo
 from lynx_net.demo.options import add_arguments as add_demo_arguments
 from lynx_net.doctor import cli as doctor
+from lynx_net.integrations.http import cli as http
 from lynx_net.store import cli as store
 
 if TYPE_CHECKING:
@@ -45,6 +46,27 @@ def _parser() -> argparse.ArgumentParser:
     )
     store.add_arguments(store_parser)
     store_parser.set_defaults(run=store.run)
+    for name, text, description, add_arguments, run in (
+        (
+            "prefill-server",
+            "compute KV caches and send them to a decode server",
+            http.PREFILL_DESCRIPTION,
+            http.add_prefill_arguments,
+            http.run_prefill,
+        ),
+        (
+            "decode-server",
+            "answer clients of OpenAI's API from caches that are still arriving",
+            http.DECODE_DESCRIPTION,
+            http.add_decode_arguments,
+            http.run_decode,
+        ),
+    ):
+        server_parser = commands.add_parser(
+            name, help=text, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        add_arguments(server_parser)
+        server_parser.set_defaults(run=run)
     return parser
 
 

@@ -50,3 +50,4 @@ class Inbox(Generic[T]):
         """The items until the end."""
         while (item := await self.get()) is not None:
             yield item
+            del item  # it may hold much memory, and the next one may take long to come

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from concurrent.futures import Executor
+    from concurrent.futures import Executor, Future
 
-__all__ = ["run_blocking"]
+__all__ = ["run_blocking", "run_or_withdraw"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -24,15 +23,31 @@ async def run_blocking(executor: Executor | None, work: Callable[P, T], *args: P
     """
     if executor is None:
         return work(*args, **kwargs)
-    future = asyncio.get_running_loop().run_in_executor(executor, partial(work, *args, **kwargs))
+    return await _finished(executor.submit(work, *args, **kwargs), withdraw=False)
+
+
+async def run_or_withdraw(executor: Executor | None, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """As `run_blocking`, but work that has not begun when it is cancelled is withdrawn and never done."""
+    if executor is None:
+        return work(*args, **kwargs)
+    return await _finished(executor.submit(work, *args, **kwargs), withdraw=True)
+
+
+async def _finished(work: Future[T], *, withdraw: bool) -> T:
+    future = asyncio.wrap_future(work)
     cancelled: asyncio.CancelledError | None = None
     while not future.done():
         try:
             await asyncio.wait([future])
         except asyncio.CancelledError as error:
             cancelled = error
+            if withdraw:
+                work.cancel()  # nothing happens if it has begun
     if cancelled is not None:
         if not future.cancelled():
             future.exception()
-        raise cancelled
+        try:
+            raise cancelled
+        finally:
+            del cancelled  # its traceback holds this frame, and that the work's future: a cycle that may be large
     return future.result()

@@ -6,14 +6,12 @@ That is less code than handing them to a client library would be, and the text m
 
 from __future__ import annotations
 
-import bisect
-import math
 import time
 from collections import defaultdict
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from lynx_net.aio.timeline import Observer
+from lynx_net.observe.prometheus import CONTENT_TYPE, Histogram, Labels, Metric, Values, exposition
 from lynx_net.wire.stats import WAIT_REASONS
 
 if TYPE_CHECKING:
@@ -23,27 +21,6 @@ if TYPE_CHECKING:
     from lynx_net.aio.timeline import Timeline
 
 __all__ = ["CONTENT_TYPE", "METRICS", "Metric", "Metrics"]
-
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-"""What an HTTP answer with this text declares."""
-
-BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-"""Upper bounds of the histograms' buckets."""
-
-Labels = tuple[tuple[str, str], ...]
-Values = dict[str, defaultdict[Labels, float]]
-"""Values of every metric by its labels."""
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """A metric's name, type, labels and meaning."""
-
-    name: str
-    kind: Literal["counter", "gauge", "histogram"]
-    labels: tuple[str, ...]
-    help: str
-
 
 METRICS: tuple[Metric, ...] = (
     Metric("lynx_net_links", "gauge", (), "Links that are up."),
@@ -98,18 +75,6 @@ METRICS: tuple[Metric, ...] = (
 )
 
 
-class _Histogram:
-    """How many values were at most as large as each bound, their number, and their sum."""
-
-    def __init__(self) -> None:
-        self.counts = [0] * (len(BUCKETS_S) + 1)
-        self.sum_s = 0.0
-
-    def add(self, value_s: float) -> None:
-        self.counts[bisect.bisect_left(BUCKETS_S, value_s)] += 1
-        self.sum_s += value_s
-
-
 class Metrics(Observer):
     """Adds up what the links it observes do; `text()` is what a `/metrics` endpoint answers.
 
@@ -124,7 +89,7 @@ class Metrics(Observer):
         self._links: list[Link] = []
         # Of transfers and links that have ended; what runs is added when it is asked for.
         self._ended: Values = {metric.name: defaultdict(float) for metric in METRICS}
-        self._histograms: dict[str, dict[Labels, _Histogram]] = {
+        self._histograms: dict[str, dict[Labels, Histogram]] = {
             metric.name: {} for metric in METRICS if metric.kind == "histogram"
         }
 
@@ -162,19 +127,11 @@ class Metrics(Observer):
             for timeline in link.timelines():
                 _count_transfer(values, timeline)
                 values["lynx_net_transfers"][(("direction", timeline.direction),)] += 1
-        lines: list[str] = []
-        for metric in METRICS:
-            lines += [f"# HELP {metric.name} {metric.help}", f"# TYPE {metric.name} {metric.kind}"]
-            if metric.kind == "histogram":
-                for labels, histogram in sorted(self._histograms[metric.name].items()):
-                    lines += _histogram_lines(metric.name, labels, histogram)
-            else:
-                lines += [_line(metric.name, labels, value) for labels, value in sorted(values[metric.name].items())]
-        return "\n".join(lines) + "\n"
+        return exposition(METRICS, values, self._histograms)
 
     def _observe(self, name: str, labels: Labels, timeline: Timeline, at_s: float | None) -> None:
         if at_s is not None:
-            self._histograms[name].setdefault(labels, _Histogram()).add(at_s - timeline.offered_s)
+            self._histograms[name].setdefault(labels, Histogram()).add(at_s - timeline.offered_s)
 
 
 def _count_transfer(values: Values, timeline: Timeline) -> None:
@@ -201,23 +158,3 @@ def _count_lanes(values: Values, link: Link, now: float) -> None:
         values["lynx_net_lane_reopened_total"][(lane,)] += stats.reopened
         for reason in WAIT_REASONS:
             values["lynx_net_lane_wait_seconds_total"][lane, ("reason", reason)] += stats.waited_s(reason, now)
-
-
-def _histogram_lines(name: str, labels: Labels, histogram: _Histogram) -> list[str]:
-    lines, below = [], 0
-    for bound_s, count in zip((*BUCKETS_S, math.inf), histogram.counts, strict=True):
-        below += count
-        lines.append(_line(f"{name}_bucket", (*labels, ("le", _number(bound_s))), below))
-    return [*lines, _line(f"{name}_sum", labels, histogram.sum_s), _line(f"{name}_count", labels, below)]
-
-
-def _line(name: str, labels: Labels, value: float) -> str:
-    # No label value needs an escape: they are numbers, words of this module, and names of classes.
-    inside = ",".join(f'{label}="{text}"' for label, text in labels)
-    return f"{name}{{{inside}}} {_number(value)}" if inside else f"{name} {_number(value)}"
-
-
-def _number(value: float) -> str:
-    if value == math.inf:
-        return "+Inf"
-    return str(int(value)) if value == int(value) else repr(value)

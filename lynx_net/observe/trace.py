@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from lynx_net.aio.link import Link
     from lynx_net.aio.timeline import Timeline
 
-__all__ = ["TraceRecorder"]
+__all__ = ["TraceRecorder", "instant", "phase", "transfer_events"]
 
 KEPT = 1000
 
@@ -94,7 +94,7 @@ class TraceRecorder(Observer):
         # Each track has a number; the same lane of another link comes behind it on a track of its own.
         tracks = [
             *((f"lane {span.lane}, {span.peer}", [_lane_event(span)]) for span in lanes),
-            *((_title(timeline), list(_transfer_events(timeline, now))) for timeline in self.timelines()),
+            *((_title(timeline), list(transfer_events(timeline, now))) for timeline in self.timelines()),
         ]
         for number, (name, track) in enumerate(tracks, start=1):
             events.append(self._about("thread_name", number, name=name))
@@ -129,7 +129,7 @@ def _lane_spans(link: Link, now: float) -> list[_LaneSpan]:
 
 
 def _lane_event(span: _LaneSpan) -> dict[str, Any]:
-    return _phase("lane", "link", span.began_s, span.ended_s, dict(span.counters))
+    return phase("lane", "link", span.began_s, span.ended_s, dict(span.counters))
 
 
 def _title(timeline: Timeline) -> str:
@@ -137,26 +137,26 @@ def _title(timeline: Timeline) -> str:
     return f"{timeline.request_id} ({timeline.codec}), transfer {timeline.transfer} {toward} {timeline.peer}"
 
 
-def _transfer_events(timeline: Timeline, now: float) -> Iterator[dict[str, Any]]:
+def transfer_events(timeline: Timeline, now: float) -> Iterator[dict[str, Any]]:
     """The whole transfer, its phases nested in it, and an instant for everything that became ready."""
     ended_s = now if timeline.ended_s is None else timeline.ended_s
     arguments = timeline.to_json()
     del arguments["layers_ready_s"]  # they are instants of their own
-    yield _phase("transfer", timeline.direction, timeline.offered_s, ended_s, arguments)
+    yield phase("transfer", timeline.direction, timeline.offered_s, ended_s, arguments)
     for name, start_s, stop_s in _phases(timeline, ended_s):
-        yield _phase(name, timeline.direction, start_s, stop_s, {})
+        yield phase(name, timeline.direction, start_s, stop_s, {})
     if timeline.accepted_s is not None:
-        yield _instant("accepted", timeline.accepted_s, {})
+        yield instant("accepted", timeline.accepted_s, {})
     for stream, layers in enumerate(timeline.layers_ready_s):
         name = timeline.stream_names[stream]
         for layer, at_s in enumerate(layers):
             if at_s is not None:
-                yield _instant(f"layer {layer} {name} ready", at_s, {"layer": layer, "stream": stream})
+                yield instant(f"layer {layer} {name} ready", at_s, {"layer": layer, "stream": stream})
     for stream, at_s in enumerate(timeline.streams_ready_s):
         if at_s is not None:
-            yield _instant(f"{timeline.stream_names[stream]} ready", at_s, {"stream": stream})
+            yield instant(f"{timeline.stream_names[stream]} ready", at_s, {"stream": stream})
     if timeline.error_type is not None:
-        yield _instant(f"failed: {timeline.error_type}", ended_s, {"error": timeline.error})
+        yield instant(f"failed: {timeline.error_type}", ended_s, {"error": timeline.error})
 
 
 def _phases(timeline: Timeline, ended_s: float) -> Iterator[tuple[str, float, float]]:
@@ -173,7 +173,8 @@ def _phases(timeline: Timeline, ended_s: float) -> Iterator[tuple[str, float, fl
         yield "waits for delivery" if timeline.direction == "outgoing" else "decodes the rest", last_s, ended_s
 
 
-def _phase(name: str, category: str, start_s: float, stop_s: float, arguments: dict[str, Any]) -> dict[str, Any]:
+def phase(name: str, category: str, start_s: float, stop_s: float, arguments: dict[str, Any]) -> dict[str, Any]:
+    """A complete event, still without its track; times on the steady clock."""
     return {
         "ph": "X",
         "name": name,
@@ -184,5 +185,6 @@ def _phase(name: str, category: str, start_s: float, stop_s: float, arguments: d
     }
 
 
-def _instant(name: str, at_s: float, arguments: dict[str, Any]) -> dict[str, Any]:
+def instant(name: str, at_s: float, arguments: dict[str, Any]) -> dict[str, Any]:
+    """An instant event, still without its track."""
     return {"ph": "i", "name": name, "cat": "ready", "ts": at_s * 1e6, "s": "t", "args": arguments}

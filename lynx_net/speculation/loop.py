@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from lynx_net.aio.offload import run_blocking
+from lynx_net.aio.offload import run_or_withdraw
 from lynx_net.aio.timeline import has_exact
 from lynx_net.errors import LocalProtocolError, LynxError
 from lynx_net.speculation.events import Commit, Done, Draft, Retract
@@ -85,9 +85,9 @@ async def decode(
         LynxError: the transfer's error, if it fails before what drafts are verified on is in. Drafts were retracted
             before, committed tokens stand. A failure is noticed before the next draft.
 
-    Cancellation, and leaving the iteration early (close the generator: `contextlib.aclosing`): a
-    running forward pass is waited for, then the model is back at the prompt and the tokens
-    verified so far, and usable.
+    Cancellation, and leaving the iteration early (close the generator: `contextlib.aclosing`): a running forward
+    pass is waited for, one that waits for its thread is withdrawn; then the model is back at the prompt and the
+    tokens verified so far, and usable.
     """
     limits = checked_limits(
         prompt_tail, max_new_tokens, temperature, stop_tokens, max_drafts, transfer.offer.first_token
@@ -202,7 +202,7 @@ class _Run:
 
     async def draft(self) -> Draft:
         """Decode one token from the cache as it is."""
-        row = (await run_blocking(self._executor, self._model.forward, self.drafts[-1:] or self._unfed))[-1]
+        row = (await run_or_withdraw(self._executor, self._model.forward, self.drafts[-1:] or self._unfed))[-1]
         if self._temperature > 0:
             self._draft_rows.append(probabilities(row, self._temperature))
             token = draw(self._draft_rows[-1], self._rng)
@@ -223,7 +223,7 @@ class _Run:
             self._model.truncate(self._base)
             return self._model.forward([*self._unfed, *fed])
 
-        rows = (await run_blocking(self._executor, judge))[len(self._unfed) - 1 :]
+        rows = (await run_or_withdraw(self._executor, judge))[len(self._unfed) - 1 :]
         verdict = self._judge(rows)
         now_s = self._verified_at_s = time.monotonic()
         events: list[Event] = []
@@ -239,7 +239,7 @@ class _Run:
 
     async def decode(self) -> Commit:
         """Decode one final token on the final cache."""
-        row = (await run_blocking(self._executor, self._model.forward, self._unfed))[-1]
+        row = (await run_or_withdraw(self._executor, self._model.forward, self._unfed))[-1]
         token = draw(probabilities(row, self._temperature), self._rng) if self._temperature > 0 else int(row.argmax())
         self._base += len(self._unfed)
         self._unfed = [token]
