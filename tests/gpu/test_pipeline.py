@@ -131,7 +131,11 @@ def check(cache: Cache, target: Any, expected: dict[tuple[int, str], Any]) -> No
 
 
 @pytest.mark.parametrize("library", ["cupy", "torch"])
-@pytest.mark.parametrize(("codec", "params"), [("lynx", {}), ("nested", NESTED), ("bf16", {}), ("int4", {})])
+@pytest.mark.parametrize(
+    ("codec", "params"),
+    [("lynx", {}), ("nested", NESTED), ("nested", NESTED | {"exact": True}), ("bf16", {}), ("int4", {})],
+    ids=["lynx", "nested", "exact", "bf16", "int4"],
+)
 def test_values_are_those_of_the_reference(codec: str, params: dict[str, Any], library: Any) -> None:
     cache = Cache()
     target = DeviceCache(cache.layout, library=library)

@@ -7,7 +7,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lynx_gpu.arena import ALIGN_BYTES, Arena
@@ -22,6 +22,7 @@ def whole(size: int) -> int:
     return -(-max(size, 1) // ALIGN_BYTES) * ALIGN_BYTES
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3000), st.booleans()), max_size=60))
 def test_pieces_never_overlap_and_everything_comes_back(steps: list[tuple[int, bool]]) -> None:
     arena = Arena(16 * ALIGN_BYTES)

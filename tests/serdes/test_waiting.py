@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lynx_net.serdes.waiting import BATCH_PAGES, WaitingPages
@@ -24,6 +24,7 @@ def waiting(streams: int, run_pages: int, *, whole: bool) -> WaitingPages:
     )
 
 
+@settings(deadline=None)
 @given(
     st.integers(1, 3), st.integers(1, 12), st.booleans(), st.integers(10, 200), st.integers(0, 2**32), st.integers(1, 6)
 )
