@@ -120,7 +120,9 @@ class DeviceEncoder:
     async def encode(self, pages: Sequence[PageRef], arrays: Mapping[Kind, Any], outlet: Outlet) -> None:
         if not pages:
             return
-        sources = await run_blocking(self._executor, self._sources, pages, arrays)
+        # Here, since what is current for this thread is not for another.
+        callers = {kind: self._devices.backend.current_stream(array) for kind, array in arrays.items()}
+        sources = await run_blocking(self._executor, self._sources, pages, arrays, callers)
         started: deque[tuple[_Job, Event]] = deque()
         try:
             small = self._group_values // FIRST_SHARE if not self._plans else None
@@ -144,14 +146,16 @@ class DeviceEncoder:
             if started:  # an error or a cancellation: the device still reads the arrays and writes to the ring
                 await run_blocking(self._executor, _wait_for_all, started)
 
-    def _sources(self, pages: Sequence[PageRef], arrays: Mapping[Kind, Any]) -> dict[Kind, _Source]:
+    def _sources(
+        self, pages: Sequence[PageRef], arrays: Mapping[Kind, Any], callers: Mapping[Kind, int]
+    ) -> dict[Kind, _Source]:
         """Views of the arrays; what is encoded from now on waits for the callers' streams."""
         backend = self._devices.backend
         sources: dict[Kind, _Source] = {}
         for kind, array in arrays.items():
             view = backend.view(array)
             side = self._devices.side(view.device)
-            side.runtime.after_caller(side.encoding, backend.current_stream(array))
+            side.runtime.after_caller(side.encoding, callers[kind])
             first = next(page for page in pages if page.kind == kind)  # no page is longer
             codec = side.codec(self._codecs.own(first.layer, kind), first.shape)
             sources[kind] = _Source(view, side, self._devices.ring(view.device), codec)

@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lynx_codec import Codec, CodecError, NonFiniteError, PageShape
-from lynx_gpu.events import Memory
+from lynx_gpu.ring import ordinary_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
+
+    from lynx_gpu.events import Memory
 
 _NAMES = {"float32": "float32", "float16": "float16", "uint16": "bfloat16"}
 
@@ -72,11 +74,11 @@ class FakeRuntime:
 
     def pinned(self, size_bytes: int) -> Memory:
         self._cuda.pinned_bytes += size_bytes
-        return _memory(size_bytes)
+        return ordinary_memory(size_bytes)
 
     def memory(self, size_bytes: int) -> Memory:
         self._cuda.device_bytes[self.device] = self._cuda.device_bytes.get(self.device, 0) + size_bytes
-        return _memory(size_bytes)
+        return ordinary_memory(size_bytes)
 
     def stream(self) -> FakeStream:
         return self._cuda.stream()
@@ -250,7 +252,8 @@ class FakeCuda:
         return FakeView(array)
 
     def current_stream(self, array: FakeArray) -> int:
-        return array.caller
+        """Streams are current for a thread, in torch as in CuPy: in others it is the default one."""
+        return array.caller if threading.current_thread() is threading.main_thread() else 0
 
     def runtime(self, device: int) -> FakeRuntime:
         assert device < self.devices
@@ -282,11 +285,6 @@ class FakeCuda:
             view.array.values[start : start + len(values)] = values
 
         stream.put(copy)
-
-
-def _memory(size_bytes: int) -> Memory:
-    owner = (ctypes.c_ubyte * size_bytes)()
-    return Memory(ctypes.addressof(owner), size_bytes, owner)
 
 
 def _bytes_at(address: int, size_bytes: int) -> memoryview:

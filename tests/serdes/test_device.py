@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -177,23 +178,24 @@ async def test_what_the_application_has_queued_comes_first(cuda: FakeCuda, make_
     target = FakeTarget(cache.layout, caller=other)
     for array in cache.arrays.values():
         array[:] = 0
-    gate = asyncio.Event()
+    written, cleared = threading.Event(), threading.Event()
 
-    def slowly(work: Any) -> None:
-        import time
+    def write_late() -> None:
+        assert written.wait(10)
+        for key, array in cache.arrays.items():
+            array[:] = finished[key]
 
-        time.sleep(0.05)
-        work()
+    def clear_late() -> None:
+        assert cleared.wait(10)
+        for array in target._arrays.values():
+            array.fill(7)
 
+    cuda.callers[caller].put(write_late)
+    cuda.callers[other].put(clear_late)
     async with (
         lynx_net.serve(URL, allocate=lambda _: target) as server,
         lynx_net.connect(server.url) as link,
     ):
-        cuda.callers[caller].put(
-            lambda: slowly(lambda: [array.__setitem__(..., finished[key]) for key, array in cache.arrays.items()])
-        )
-        cuda.callers[other].put(lambda: slowly(lambda: [array.fill(7) for array in target._arrays.values()]))
-        gate.set()
 
         async def send() -> None:
             async with link.send("r", cache.layout, codec="lynx", fine=cache.fine) as sending:
@@ -201,6 +203,13 @@ async def test_what_the_application_has_queued_comes_first(cuda: FakeCuda, make_
 
         task = asyncio.create_task(send())
         transfer = await anext(aiter(server))
+        await asyncio.sleep(0.2)
+        assert not cuda.encoded
+        written.set()
+        await until(lambda: cuda.encoded)
+        await asyncio.sleep(0.2)
+        assert not cuda.decoded
+        cleared.set()
         await transfer.complete
         await task
     assert same(target.on_host(), cache.decoded("lynx"))
