@@ -121,7 +121,7 @@ class DeviceEncoder:
         if not pages:
             return
         # Here, since what is current for this thread is not for another.
-        callers = {kind: self._devices.backend.current_stream(array) for kind, array in arrays.items()}
+        callers: dict[Kind, int] = {kind: self._devices.backend.current_stream(array) for kind, array in arrays.items()}
         sources = await run_blocking(self._executor, self._sources, pages, arrays, callers)
         started: deque[tuple[_Job, Event]] = deque()
         try:
