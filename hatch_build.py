@@ -1,4 +1,4 @@
-"""Compiles lynx_net/aio/_lanes.c into the wheel; where that cannot be done the wheel is pure, lanes run in Python."""
+"""Compiles lynx_net/aio/_lanes*.c into the wheel; where that cannot be done the wheel is pure, lanes run in Python."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 SOURCE = Path("lynx_net/aio/_lanes.c")
+"""The others lie beside it and begin with the same name."""
 BUILT = SOURCE.with_name("_lanes.abi3.so")
 """For every CPython from 3.11 on (Py_LIMITED_API in the source)."""
 
@@ -44,9 +45,10 @@ def compile_lanes(source: Path, target: Path) -> str:
     if compiler is None:
         return "no C compiler was found"
     partial = target.with_suffix(".partial")
-    flags = ["-O3", "-std=c11", "-Wall", "-Wextra", "-Wno-unused-parameter", "-fPIC", "-shared"]
+    flags = ["-O3", "-std=c11", "-Wall", "-Wextra", "-Wno-unused-parameter", "-fPIC", "-fvisibility=hidden", "-shared"]
     include = f"-I{sysconfig.get_path('include')}"
-    command = [*compiler, *flags, include, str(source), "-o", str(partial), "-ldl"]
+    sources = map(str, sorted(source.parent.glob(f"{source.stem}*.c")))
+    command = [*compiler, *flags, include, *sources, "-o", str(partial), "-ldl", "-lpthread"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         return f"{shlex.join(command)} failed:\n{done.stderr}"

@@ -2,36 +2,21 @@
  * checksums, headers, system calls. lynx_net/aio/lane_io.py holds the same in Python and says which of them is used.
  *
  * Frames are laid out as lynx_net/wire/frames.py says. xxh3-64 is the installed xxhash package's: its extension module
- * exports the C functions, which are looked up when this module is imported.
+ * exports the C functions, which are looked up when this module is imported. _lanes_receive.c receives what Python has made
+ * places for; _lanes_stock.c makes them itself, of buffers that Python has lent.
  */
-#define _GNU_SOURCE
-#define PY_SSIZE_T_CLEAN
-#define Py_LIMITED_API 0x030b0000
-#include <Python.h>
+#include "_lanes.h"
 
 #include <dlfcn.h>
-#include <endian.h>
-#include <errno.h>
-#include <poll.h>
-#include <stdint.h>
-#include <string.h>
-#include <sys/socket.h>
-#include <sys/uio.h>
-#include <time.h>
-
-enum { HEADER_BYTES = 48, SUMMED_BYTES = 40, SEGMENT = 2 };
-enum { MAX_IOV = 512 };
-enum { PIECE_BYTES = 1024 * 1024 }; /* received at once: fewer wake-ups count for more than a warmer cache */
-enum { LINGER_NS = 2000000 };      /* after this long a receive comes back with the payloads it has completed */
 
 /* ---- xxh3-64 */
 
-static uint64_t (*hash)(const void *, size_t);
-static int (*hash_reset)(void *);
-static int (*hash_update)(void *, const void *, size_t);
-static uint64_t (*hash_digest)(const void *);
-static void *(*hash_create)(void);
-static int (*hash_free)(void *);
+uint64_t (*lanes_hash)(const void *, size_t);
+int (*lanes_hash_reset)(void *);
+int (*lanes_hash_update)(void *, const void *, size_t);
+uint64_t (*lanes_hash_digest)(const void *);
+void *(*lanes_hash_create)(void);
+int (*lanes_hash_free)(void *);
 
 /* The variant that chooses its instructions when it runs, where there is one. */
 static void *symbol(void *library, const char *fast, const char *plain)
@@ -63,12 +48,12 @@ static int load_hash(void)
         PyErr_Format(PyExc_ImportError, "the extension of the xxhash package cannot be opened: %s", dlerror());
         return -1;
     }
-    if (!(hash = symbol(library, "XXH3_64bits_dispatch", "XXH3_64bits"))
-        || !(hash_update = symbol(library, "XXH3_64bits_update_dispatch", "XXH3_64bits_update"))
-        || !(hash_reset = symbol(library, NULL, "XXH3_64bits_reset"))
-        || !(hash_digest = symbol(library, NULL, "XXH3_64bits_digest"))
-        || !(hash_create = symbol(library, NULL, "XXH3_createState"))
-        || !(hash_free = symbol(library, NULL, "XXH3_freeState")))
+    if (!(lanes_hash = symbol(library, "XXH3_64bits_dispatch", "XXH3_64bits"))
+        || !(lanes_hash_update = symbol(library, "XXH3_64bits_update_dispatch", "XXH3_64bits_update"))
+        || !(lanes_hash_reset = symbol(library, NULL, "XXH3_64bits_reset"))
+        || !(lanes_hash_digest = symbol(library, NULL, "XXH3_64bits_digest"))
+        || !(lanes_hash_create = symbol(library, NULL, "XXH3_createState"))
+        || !(lanes_hash_free = symbol(library, NULL, "XXH3_freeState")))
         return -1;
     return 0;
 }
@@ -156,8 +141,8 @@ static void pack_header(unsigned char *to, const Item *item, Py_ssize_t followin
     put32(to + 20, item->offset);
     put32(to + 24, item->stream_bytes);
     put32(to + 28, 0);
-    put64(to + 32, hash(item->view.buf, (size_t)item->view.len));
-    put64(to + 40, hash(to, SUMMED_BYTES));
+    put64(to + 32, lanes_hash(item->view.buf, (size_t)item->view.len));
+    put64(to + 40, lanes_hash(to, SUMMED_BYTES));
 }
 
 static int check_signals(PyThreadState **state)
@@ -275,219 +260,17 @@ done:
     return result;
 }
 
-/* ---- receiving */
-
-typedef struct {
-    Py_buffer *views; /* the payloads, then the tail, then what may follow that */
-    Py_ssize_t count; /* payloads */
-    uint64_t *sums;
-    Py_ssize_t done;   /* payloads that are full */
-    Py_ssize_t filled; /* bytes of the next */
-    void *running;     /* hash of the next, if it comes in pieces */
-} Receiving;
-
-static int64_t now_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
-}
-
-/* Hash `got` bytes that arrived, payload by payload; an empty payload is full when its turn comes. */
-static void account(Receiving *one, Py_ssize_t got)
-{
-    while (one->done < one->count) {
-        const Py_buffer *view = &one->views[one->done];
-        Py_ssize_t taken = view->len - one->filled < got ? view->len - one->filled : got;
-        const char *begin = (const char *)view->buf + one->filled;
-        if (view->len == taken) {
-            one->sums[one->done] = hash(begin, (size_t)taken);
-        } else {
-            if (one->filled == 0)
-                hash_reset(one->running);
-            hash_update(one->running, begin, (size_t)taken);
-            if (one->filled + taken == view->len)
-                one->sums[one->done] = hash_digest(one->running);
-        }
-        one->filled += taken;
-        got -= taken;
-        if (one->filled < view->len)
-            return;
-        one->done++;
-        one->filled = 0;
-    }
-}
-
-/* Receive a piece of the payloads, waiting for all of it. Returns what recvmsg does, and what was wanted. */
-static ssize_t receive_piece(int fd, const Receiving *one, Py_ssize_t *wanted)
-{
-    struct iovec iov[MAX_IOV];
-    size_t used = 0;
-    Py_ssize_t offset = one->filled;
-    *wanted = 0;
-    for (Py_ssize_t next = one->done; next < one->count && used < MAX_IOV && *wanted < PIECE_BYTES; next++) {
-        Py_ssize_t length = one->views[next].len - offset, room = PIECE_BYTES - *wanted;
-        /* A last piece that would be small comes along. */
-        if (length > room + PIECE_BYTES / 4)
-            length = room;
-        iov[used++] = (struct iovec){(char *)one->views[next].buf + offset, (size_t)length};
-        *wanted += length;
-        offset = 0;
-    }
-    struct msghdr message = {.msg_iov = iov, .msg_iovlen = used};
-    return recvmsg(fd, &message, MSG_WAITALL);
-}
-
-/* The tail as far as it is there; waits for its first byte if nothing came before. Returns as recv does. */
-static ssize_t receive_tail(int fd, const Receiving *one, ssize_t before, int wait_ms)
-{
-    const Py_buffer *tail = &one->views[one->count];
-    ssize_t got = recv(fd, tail->buf, (size_t)tail->len, MSG_DONTWAIT);
-    if (got >= 0 || before || (errno != EAGAIN && errno != EWOULDBLOCK))
-        return got;
-    /* Not in recv itself: the kernel wakes that for every byte that is sent on the socket, too. */
-    struct pollfd readable = {.fd = fd, .events = POLLIN};
-    int ready = poll(&readable, 1, wait_ms);
-    if (ready < 0)
-        return -1;
-    if (ready == 0) {
-        errno = EAGAIN;
-        return -1;
-    }
-    return recv(fd, tail->buf, (size_t)tail->len, MSG_DONTWAIT);
-}
-
-/* The tail is a whole header: of those that it says follow, what is there. The bytes received, 0 also for an error,
- * which the next receive finds again. Nothing is believed here: the reader checks every header. */
-static ssize_t receive_headers(int fd, const Receiving *one)
-{
-    const unsigned char *header = one->views[one->count].buf;
-    const Py_buffer *more = &one->views[one->count + 1];
-    uint16_t following;
-    memcpy(&following, header + 2, sizeof following);
-    Py_ssize_t wanted = (Py_ssize_t)le16toh(following) * HEADER_BYTES;
-    if (header[0] != SEGMENT || wanted == 0 || more->len == 0)
-        return 0;
-    ssize_t got = recv(fd, more->buf, (size_t)(wanted < more->len ? wanted : more->len), MSG_DONTWAIT);
-    return got < 0 ? 0 : got;
-}
-
-/* Payloads, then the tail as far as it is there. Bytes received, 0 at the end of the stream, -1 with errno: EINTR and
- * EAGAIN if nothing came. An error after bytes is left for the next call, which sees a closed stream at least. */
-static ssize_t receive_all(int fd, Receiving *one, int wait_ms)
-{
-    ssize_t total = 0, got;
-    int64_t began = now_ns();
-    account(one, 0);
-    while (one->done < one->count) {
-        Py_ssize_t wanted, done = one->done;
-        got = receive_piece(fd, one, &wanted);
-        if (got <= 0)
-            return total ? total : got;
-        account(one, got);
-        total += got;
-        if (got < wanted)
-            return total;
-        int64_t spent = now_ns() - began;
-        if (one->done < one->count && spent > (one->done > done ? LINGER_NS : (int64_t)wait_ms * 1000000))
-            return total;
-    }
-    Py_ssize_t tail_bytes = one->views[one->count].len;
-    if (tail_bytes == 0)
-        return total;
-    got = receive_tail(fd, one, total, wait_ms);
-    if (got <= 0)
-        return total ? total : got;
-    total += got;
-    return got == HEADER_BYTES && tail_bytes == HEADER_BYTES ? total + receive_headers(fd, one) : total;
-}
-
-PyDoc_STRVAR(receive_doc, "receive(fd, payloads, tail, more, wait_s)\n--\n\n"
-                          "Fill writable buffers; returns the bytes received and the xxh3-64 of each full payload.");
-
-static PyObject *sums_list(const Receiving *one)
-{
-    PyObject *sums = PyList_New(one->done);
-    for (Py_ssize_t index = 0; sums != NULL && index < one->done; index++) {
-        PyObject *number = PyLong_FromUnsignedLongLong(one->sums[index]);
-        if (number == NULL || PyList_SetItem(sums, index, number) < 0)
-            Py_CLEAR(sums);
-    }
-    return sums;
-}
-
-static PyObject *lanes_receive(PyObject *module, PyObject *args)
-{
-    int fd;
-    PyObject *payloads, *tail, *more;
-    double wait_s;
-    Py_ssize_t taken = 0;
-    if (!PyArg_ParseTuple(args, "iOOOd:receive", &fd, &payloads, &tail, &more, &wait_s))
-        return NULL;
-    if (!PyList_Check(payloads)) {
-        PyErr_SetString(PyExc_TypeError, "payloads is a list of writable buffers");
-        return NULL;
-    }
-    if (!(wait_s >= 0 && wait_s < 1e6)) {
-        PyErr_SetString(PyExc_ValueError, "wait_s is out of range");
-        return NULL;
-    }
-    Receiving one = {.count = PyList_Size(payloads)};
-    one.views = PyMem_Calloc((size_t)one.count + 2, sizeof *one.views);
-    one.sums = PyMem_Calloc((size_t)one.count + 1, sizeof *one.sums);
-    PyObject *result = NULL;
-    if (one.views == NULL || one.sums == NULL) {
-        PyErr_NoMemory();
-        goto done;
-    }
-    for (; taken < one.count + 2; taken++) {
-        PyObject *buffer = taken < one.count ? PyList_GetItem(payloads, taken) : taken == one.count ? tail : more;
-        if (buffer == NULL || PyObject_GetBuffer(buffer, &one.views[taken], PyBUF_WRITABLE) < 0)
-            goto done;
-    }
-    if (one.count && (one.running = hash_create()) == NULL) {
-        PyErr_NoMemory();
-        goto done;
-    }
-    ssize_t total;
-    for (;;) {
-        PyThreadState *state = PyEval_SaveThread();
-        total = receive_all(fd, &one, (int)(wait_s * 1000));
-        int error = errno;
-        PyEval_RestoreThread(state);
-        if (total >= 0)
-            break;
-        if (error != EINTR) {
-            errno = error;
-            PyErr_SetFromErrno(PyExc_OSError);
-            goto done;
-        }
-        if (PyErr_CheckSignals() < 0)
-            goto done;
-    }
-    PyObject *sums = sums_list(&one);
-    if (sums != NULL)
-        result = Py_BuildValue("nN", (Py_ssize_t)total, sums);
-done:
-    if (one.running != NULL)
-        hash_free(one.running);
-    while (taken > 0)
-        PyBuffer_Release(&one.views[--taken]);
-    PyMem_Free(one.views);
-    PyMem_Free(one.sums);
-    return result;
-}
-
 /* ---- the module */
 
 static int lanes_exec(PyObject *module)
 {
-    return load_hash();
+    if (load_hash() < 0 || PyModule_AddFunctions(module, lanes_receive_methods) < 0)
+        return -1;
+    return lanes_add_stock(module);
 }
 
 static PyMethodDef methods[] = {
     {"send", lanes_send, METH_VARARGS, send_doc},
-    {"receive", lanes_receive, METH_VARARGS, receive_doc},
     {NULL, NULL, 0, NULL},
 };
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import ModuleType
 
+    from lynx_net.aio import _lanes
     from lynx_net.wire.scheduler import SendBytes
 
 __all__ = ["IN_USE", "PYTHON", "LaneIo", "describe", "native", "send_all", "send_now"]
@@ -118,6 +119,9 @@ class LaneIo(NamedTuple):
     with fewer payloads than asked for. Raises OSError, BlockingIOError if nothing came.
     """
 
+    make_stock: Callable[[], _lanes.Stock] | None = None
+    """Makes a place for buffers that are lent to the lanes of a link (wire/lending.py); None where they cannot be."""
+
 
 PYTHON = LaneIo("Python", python_send, python_receive)
 
@@ -134,7 +138,7 @@ def native(lanes: ModuleType) -> LaneIo:
         result: tuple[int, list[int]] = lanes.receive(sock.fileno(), payloads, tail, more, wait_s)
         return result
 
-    return LaneIo("C", send_batch, receive_payloads)
+    return LaneIo("C", send_batch, receive_payloads, lanes.Stock)
 
 
 _why_python = ""

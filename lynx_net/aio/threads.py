@@ -29,14 +29,16 @@ from lynx_net.aio.pump import (
 from lynx_net.errors import ConnectionLostError, LynxError
 from lynx_net.transport.base import lost
 from lynx_net.wire.connection import SegmentAwaitsOffer
-from lynx_net.wire.frames import FrameReader, SegmentFrame, SegmentStart, checksum
+from lynx_net.wire.frames import FrameReader, SegmentFrame, SegmentHeader, SegmentStart, checksum
+from lynx_net.wire.lending import Lender
 from lynx_net.wire.scheduler import SendBytes, WaitUntil, seal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from lynx_net.aio import _lanes
     from lynx_net.transport import Lane
-    from lynx_net.wire.frames import Frame, SegmentHeader
+    from lynx_net.wire.frames import Frame
 
 __all__ = ["ThreadPump"]
 
@@ -62,6 +64,8 @@ class _Connection:
         self.lane = lane
         self.sock = sock
         self.reader = FrameReader()
+        self.bulk: _lanes.Reader | None = None
+        """Reads what is for lent buffers, where that can be done."""
         self.may_send = threading.Condition(lock)
         self.batch_bytes = 0
         """What the lane sends in `_BATCH_S`, by its last large batch."""
@@ -91,6 +95,9 @@ class ThreadPump(Pump):
         self._flushing = False
         # A blocked receive comes back several times per deadline, so that slow bytes count as heard.
         self._wait_s = owner.core.config.deadline_s / 4
+        self._stock = lane_io.IN_USE.make_stock() if lane_io.IN_USE.make_stock is not None else None
+        if self._stock is not None:
+            owner.core.lender = Lender(self._stock)
 
     def attach(self, index: int, lane: Lane) -> None:
         sock = lane.plain_socket
@@ -100,6 +107,7 @@ class ThreadPump(Pump):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
         logger.debug("lane %d to %s: %s", index, lane.peer, lane_io.describe())
         connection = _Connection(index, lane, sock, self.owner.lock)
+        connection.bulk = self._stock.reader() if self._stock is not None else None
         for work, name in ((self._send_loop, "send"), (self._receive_loop, "receive")):
             thread = threading.Thread(
                 target=self._run, args=(work, connection), name=f"lynx_net-{name}-{index}", daemon=True
@@ -276,10 +284,21 @@ class ThreadPump(Pump):
             connection.batch_bytes = min(int(rate * _BATCH_S), 2 * sent_bytes, _MOST_BATCH_BYTES)
 
     def _receive_loop(self, connection: _Connection) -> None:
-        sock, reader = connection.sock, connection.reader
+        try:
+            self._receive(connection)
+        finally:
+            if connection.bulk is not None:
+                with self.owner.lock:
+                    self.owner.core.not_filled(connection.bulk.abandon())
+
+    def _receive(self, connection: _Connection) -> None:
+        sock, reader, bulk = connection.sock, connection.reader, connection.bulk
         stats = self.owner.core.lane_stats[connection.index]
         nothing = memoryview(bytearray())
         while not connection.stopping:
+            if bulk is not None and reader.idle and not reader.small:
+                self._receive_lent(connection, bulk)
+                continue
             payloads: list[memoryview] = []
             ahead = reader.small and reader.idle
             if ahead:
@@ -287,6 +306,8 @@ class ThreadPump(Pump):
             else:
                 *payloads, tail = reader.buffers()
                 more = reader.header_room()
+                if bulk is not None and payloads:
+                    tail = more = nothing  # there may be lent buffers for what comes next
             try:
                 count, sums = lane_io.IN_USE.receive_payloads(sock, payloads, tail, more, self._wait_s)
             except BlockingIOError:
@@ -296,6 +317,43 @@ class ThreadPump(Pump):
             stats.received_bytes += count
             frames = reader.received_ahead(count) if ahead else reader.received(count)
             self._handle(connection, frames, _sums(frames, payloads, sums), ahead)
+
+    def _receive_lent(self, connection: _Connection, bulk: _lanes.Reader) -> None:
+        """Segments as long as there are lent buffers for them, then the headers of what is something else."""
+        owner, index = self.owner, connection.index
+        try:
+            count, arrived, coming, headers = bulk.receive(connection.sock.fileno(), self._wait_s)
+        except BlockingIOError:
+            return
+        if count == 0:
+            raise ConnectionLostError(f"{connection.lane.peer} closed the connection")
+        owner.core.lane_stats[index].received_bytes += count
+        with owner.lock:
+            self.handling = True
+            try:
+                if arrived:
+                    self._take_in_lent(arrived)
+                else:
+                    owner.core.heard(owner.clock(), None if coming is None else SegmentHeader(*coming))
+            finally:
+                self.handling = False
+            owner.core.frames_received(index, len(arrived))
+            owner.post(())
+        if headers:
+            frames = connection.reader.received_headers(headers)
+            self._handle(connection, frames, _sums(frames, (), ()))
+
+    def _take_in_lent(self, handed_back: Sequence[tuple[tuple[int, ...], int, memoryview]]) -> None:
+        """Segments that lie in lent buffers, with their checksums; with the lock."""
+        core, now = self.owner.core, self.owner.clock()
+        arrived: list[tuple[SegmentHeader, int]] = []
+        try:
+            for fields, payload_sum, buffer in handed_back:
+                header = SegmentHeader(*fields)
+                if core.place_lent(header, buffer, now):
+                    arrived.append((header, payload_sum))
+        finally:  # what came before one that breaks a rule counts
+            self._take_in(arrived)
 
     def _handle(
         self, connection: _Connection, frames: Sequence[Frame], sums: Sequence[int], ahead: bool = False

@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from lynx_net.wire.config import LinkConfig
     from lynx_net.wire.frames import SegmentHeader
     from lynx_net.wire.grants import CreditBook, Grant
+    from lynx_net.wire.lending import Lender
     from lynx_net.wire.pool import BufferPool
     from lynx_net.wire.stats import TransferStats, WaitReason
 
@@ -144,6 +145,8 @@ class LinkCore:
         self.segment_bytes = min(config.segment_bytes_at(rate_bps), peer_segment_bytes)
         self.resent_frames = 0
         """Frames sent again because a connection was lost."""
+        self.lender: Lender | None = None
+        """Lends buffers to lanes that can receive into them."""
         self._lanes = [LaneRecord() for _ in range(lanes)]
         many = max(lanes // 2, 1)
         self.send_queue_bytes = config.send_queue_bytes * many
@@ -424,6 +427,8 @@ class LinkCore:
         state = self._receiving.get(header.transfer)
         if state is not None:
             view = state.place(header)
+            if self.lender is not None:
+                self.lender.segment_placed(state, header.stream)
             if state.stats.first_segment_s is None:
                 state.stats.first_segment_s = now
             self._heard_segment(header, now)
@@ -433,6 +438,25 @@ class LinkCore:
         if header.transfer > self._highest_offer or header.transfer in self._pending:
             raise SegmentAwaitsOffer
         return None
+
+    def place_lent(self, header: SegmentHeader, lent: memoryview, now: float) -> bool:
+        """A lane has received a segment into a buffer that was lent (lending.py); False drops it, as `place` does.
+
+        Raises:
+            RemoteProtocolError: the segment breaks a rule.
+        """
+        state = self._receiving.get(header.transfer)
+        if state is None:
+            return False
+        if state.stats.first_segment_s is None:
+            state.stats.first_segment_s = now
+        return state.place_lent(header, lent)
+
+    def not_filled(self, lent: Sequence[tuple[int, int, memoryview]]) -> None:
+        """A connection is gone, and with it what was to come into these buffers, each of a stream of a transfer."""
+        for transfer, stream, buffer in lent:
+            if (state := self._receiving.get(transfer)) is not None:
+                state.take_back(stream, [buffer])
 
     def segment(self, header: SegmentHeader, payload_sum: int, now: float) -> list[Event]:
         """All bytes of a segment are in the place that `place` gave; `payload_sum` is the checksum they have."""
@@ -462,6 +486,10 @@ class LinkCore:
         for transfer, stream_finished in finished.items():
             if grants := self._book.progressed(self.link, transfer, stream_finished=stream_finished):
                 self._send_grants(grants)
+        if self.lender is not None:
+            for transfer, stream, size in {(one.transfer, one.stream, one.stream_bytes) for one, _ in arrived}:
+                if (state := self._receiving.get(transfer)) is not None:
+                    self.lender.lend(state, stream, size)
         return events
 
     def receive_state(self, transfer: int) -> ReceiveState | None:
@@ -692,6 +720,8 @@ class LinkCore:
         self._receive_progress_s.pop(transfer, None)
         state = self._receiving.pop(transfer, None)
         if state is not None:
+            if self.lender is not None:
+                self.lender.end(state)
             state.release()
             self._send_grants(self._book.remove(self.link, transfer))
         return was_pending or state is not None

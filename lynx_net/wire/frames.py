@@ -241,6 +241,14 @@ class FrameReader:
         """
         return self._no_room if self._following else self._room
 
+    def received_headers(self, headers: bytes) -> list[Frame]:
+        """Headers that somebody else has read, all of one frame or burst, between two frames; as `received` of them."""
+        self.buffers()
+        if not self.idle or not HEADER_BYTES <= len(headers) <= len(self._headers):
+            raise LocalProtocolError(f"{len(headers)} bytes of headers that do not begin a frame")
+        self._headers[: len(headers)] = headers
+        return self.received(len(headers))
+
     def ahead(self) -> memoryview:
         """A buffer for whatever comes next, many small frames at once, instead of `buffers()`; between two frames only.
 

@@ -160,7 +160,11 @@ class ReceiveState:
         self.windows[0].limit = initial_credit
         self._early_window = early_window
         self._pages: dict[int, _Page] = {}
+        self._begun_pages = [0] * streams
         self._arrived_pages = [0] * streams
+        self.lent_bytes = [0] * streams
+        """Of buffers lent to lanes (lending.py)."""
+        self._lent_pages = [0] * streams
         self._layer_missing = [[self._pages_per_layer] * layout.layers for _ in range(streams)]
         self._layers_missing = [layout.layers] * streams
         if early_window is not None:
@@ -223,10 +227,11 @@ class ReceiveState:
         """True when everything is decoded."""
         return self._layers_missing[-1] == 0
 
-    def place(self, header: SegmentHeader) -> memoryview | None:
+    def place(self, header: SegmentHeader, lent: memoryview | None = None) -> memoryview | None:
         """Where the payload of this segment goes; None if it came before (rules 1 to 3).
 
-        The view is the caller's to fill until `segment_arrived`.
+        The view is the caller's to fill until `segment_arrived`. `lent` is a lent buffer that has the payload already,
+        which then is a whole page stream's.
         """
         _, index, stream, offset, length, stream_bytes, _ = header
         if stream >= self.streams or index >= self._page_count:
@@ -250,8 +255,9 @@ class ReceiveState:
             self.windows[stream].receive(length)
             if not self.accepted:
                 self._count_early(stream_bytes)
-            page_stream = _PageStream(self._pool.take(stream_bytes), -(-stream_bytes // self.segment_bytes))
-            page.streams[stream] = page_stream
+            data = self._pool.take(stream_bytes) if lent is None else lent
+            page_stream = page.streams[stream] = _PageStream(data, -(-stream_bytes // self.segment_bytes))
+            self._begun_pages[stream] += 1
         elif stream_bytes != page_stream.data.nbytes:
             raise RemoteProtocolError(f"the size of stream {stream} of page {index} changed")
         elif page_stream.segments[offset // self.segment_bytes]:
@@ -260,6 +266,35 @@ class ReceiveState:
             self.windows[stream].receive(length)
         page_stream.segments[offset // self.segment_bytes] = _STARTED
         return page_stream.data if length == stream_bytes else page_stream.data[offset : offset + length]
+
+    def lend(self, stream: int, size: int) -> list[memoryview]:
+        """As many buffers of this size as credit and pages are left for in a stream (rule 3 of lending.py)."""
+        room_bytes = self.windows[stream].outstanding - self.lent_bytes[stream]
+        pages = self._page_count - self._begun_pages[stream] - self._lent_pages[stream]
+        count = min(room_bytes // size, pages) if self.accepted else 0
+        if count <= 0:
+            return []
+        self.lent_bytes[stream] += count * size
+        self._lent_pages[stream] += count
+        return [self._pool.take(size) for _ in range(count)]
+
+    def place_lent(self, header: SegmentHeader, lent: memoryview) -> bool:
+        """A lane has handed back this buffer with the payload of a segment; True if that is new (rules 1 to 3)."""
+        self._not_lent(header.stream, lent)
+        if self.place(header, lent) is not None:
+            return True
+        self._pool.give(lent)
+        return False
+
+    def take_back(self, stream: int, buffers: Sequence[memoryview]) -> None:
+        """Lent buffers of a stream are free again."""
+        for buffer in buffers:
+            self._not_lent(stream, buffer)
+            self._pool.give(buffer)
+
+    def _not_lent(self, stream: int, buffer: memoryview) -> None:
+        self.lent_bytes[stream] -= buffer.nbytes
+        self._lent_pages[stream] -= 1
 
     def _count_early(self, size: int) -> None:
         self._early_bytes += size

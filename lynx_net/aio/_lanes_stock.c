@@ -1,0 +1,542 @@
+/* Receiving whole streams of pages into buffers that Python has lent, many in one call, without the interpreter.
+ *
+ * A Stock holds the buffers of a link, by transfer, stream and size; a Reader takes the segments of one connection as
+ * long as each of them is a whole stream of a page for which there is a buffer, and hands back what it has filled.
+ * Nothing is decided here: Python checks every header and every sum afterwards (lynx_net/wire/lending.py), and gets the
+ * headers of all that is not so simple to read them itself. A buffer has one owner at a time: the stock, one reader, or
+ * Python; the bytes of a reader's buffers belong to it until the buffer is handed back.
+ */
+#include "_lanes.h"
+
+#include <pthread.h>
+
+enum { MAX_BURST = 256 };          /* segments whose headers may come before their payloads, as in frames.py */
+enum { MAX_FULL = 2 * MAX_BURST }; /* payloads handed back together */
+enum { MOST_BYTES = 8 << 20 };     /* after so many, a call comes back */
+enum { LEAST_PIECE = 1 << 16, MOST_PIECE = 1 << 20 };
+
+typedef struct Loan {
+    struct Loan *next;
+    Py_buffer view;
+} Loan;
+
+typedef struct {
+    uint64_t transfer;
+    uint32_t stream, bytes;
+    Loan *loans; /* the one that came back last, whose memory is warmest, is lent first */
+} Shelf;
+
+typedef struct {
+    PyObject_HEAD
+    pthread_mutex_t mutex; /* never held while waiting for anything */
+    Shelf *shelves;
+    size_t used, room;
+} Stock;
+
+static void free_loan(Loan *loan)
+{
+    PyBuffer_Release(&loan->view);
+    PyMem_Free(loan);
+}
+
+/* The buffer itself, and nothing is left of the loan. Steals it. */
+static PyObject *give_back(Loan *loan)
+{
+    PyObject *buffer = Py_NewRef(loan->view.obj);
+    free_loan(loan);
+    return buffer;
+}
+
+static Shelf *find_shelf(const Stock *stock, uint64_t transfer, uint32_t stream, uint32_t bytes)
+{
+    for (size_t index = 0; index < stock->used; index++) {
+        Shelf *shelf = &stock->shelves[index];
+        if (shelf->transfer == transfer && shelf->stream == stream && shelf->bytes == bytes)
+            return shelf;
+    }
+    return NULL;
+}
+
+static int put(Stock *stock, uint64_t transfer, uint32_t stream, Loan *loan)
+{
+    int failed = 0;
+    uint32_t bytes = (uint32_t)loan->view.len;
+    pthread_mutex_lock(&stock->mutex);
+    Shelf *shelf = find_shelf(stock, transfer, stream, bytes);
+    if (shelf == NULL && stock->used == stock->room) {
+        size_t room = stock->room ? 2 * stock->room : 16;
+        Shelf *more = PyMem_Realloc(stock->shelves, room * sizeof *more);
+        failed = more == NULL;
+        if (!failed) {
+            stock->shelves = more;
+            stock->room = room;
+        }
+    }
+    if (!failed) {
+        if (shelf == NULL) {
+            shelf = &stock->shelves[stock->used++];
+            *shelf = (Shelf){transfer, stream, bytes, NULL};
+        }
+        loan->next = shelf->loans;
+        shelf->loans = loan;
+    }
+    pthread_mutex_unlock(&stock->mutex);
+    return failed ? -1 : 0;
+}
+
+PyDoc_STRVAR(put_doc, "put(transfer, stream, buffers)\n--\n\n"
+                      "Lend writable buffers, each for a whole page of its size; they are the stock's until it hands them back.");
+
+static PyObject *stock_put(PyObject *self, PyObject *args)
+{
+    unsigned long long transfer;
+    unsigned int stream;
+    PyObject *buffers;
+    if (!PyArg_ParseTuple(args, "KIO!:put", &transfer, &stream, &PyList_Type, &buffers))
+        return NULL;
+    for (Py_ssize_t index = 0; index < PyList_Size(buffers); index++) {
+        Loan *loan = PyMem_Calloc(1, sizeof *loan);
+        if (loan == NULL)
+            return PyErr_NoMemory();
+        if (PyObject_GetBuffer(PyList_GetItem(buffers, index), &loan->view, PyBUF_WRITABLE) < 0) {
+            PyMem_Free(loan);
+            return NULL;
+        }
+        if (loan->view.len == 0 || (uint64_t)loan->view.len > UINT32_MAX) {
+            free_loan(loan);
+            PyErr_SetString(PyExc_ValueError, "a page of a stream has 1 to 4294967295 bytes");
+            return NULL;
+        }
+        if (put((Stock *)self, transfer, stream, loan) < 0) {
+            free_loan(loan);
+            return PyErr_NoMemory();
+        }
+    }
+    return Py_NewRef(Py_None);
+}
+
+/* All loans of a stream, or of every stream (-1), of a transfer or of all (any). */
+static Loan *take_loans(Stock *stock, int any, uint64_t transfer, int stream)
+{
+    Loan *taken = NULL;
+    pthread_mutex_lock(&stock->mutex);
+    for (size_t index = 0; index < stock->used;) {
+        Shelf *shelf = &stock->shelves[index];
+        if (!any && (shelf->transfer != transfer || (stream >= 0 && shelf->stream != (uint32_t)stream))) {
+            index++;
+            continue;
+        }
+        while (shelf->loans != NULL) {
+            Loan *loan = shelf->loans;
+            shelf->loans = loan->next;
+            loan->next = taken;
+            taken = loan;
+        }
+        *shelf = stock->shelves[--stock->used];
+    }
+    pthread_mutex_unlock(&stock->mutex);
+    return taken;
+}
+
+PyDoc_STRVAR(take_back_doc, "take_back(transfer, stream)\n--\n\n"
+                            "End the loans of a stream (-1: of all streams) of a transfer that no reader uses; returns the buffers.");
+
+static PyObject *stock_take_back(PyObject *self, PyObject *args)
+{
+    unsigned long long transfer;
+    int stream;
+    if (!PyArg_ParseTuple(args, "Ki:take_back", &transfer, &stream))
+        return NULL;
+    PyObject *buffers = PyList_New(0);
+    Loan *loan = buffers != NULL ? take_loans((Stock *)self, 0, transfer, stream) : NULL;
+    while (loan != NULL) {
+        Loan *next = loan->next;
+        PyObject *buffer = give_back(loan);
+        if (buffers != NULL && PyList_Append(buffers, buffer) < 0)
+            Py_CLEAR(buffers);
+        Py_DECREF(buffer);
+        loan = next;
+    }
+    return buffers;
+}
+
+static PyObject *stock_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    if (!PyArg_ParseTuple(args, ":Stock"))
+        return NULL;
+    Stock *self = (Stock *)PyType_GenericNew(type, args, kwargs);
+    if (self != NULL)
+        pthread_mutex_init(&self->mutex, NULL);
+    return (PyObject *)self;
+}
+
+static void free_object(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(self);
+    Py_DECREF(type);
+}
+
+static void stock_dealloc(PyObject *self)
+{
+    Stock *stock = (Stock *)self;
+    for (Loan *loan = take_loans(stock, 1, 0, 0), *next; loan != NULL; loan = next) {
+        next = loan->next;
+        free_loan(loan);
+    }
+    PyMem_Free(stock->shelves);
+    pthread_mutex_destroy(&stock->mutex);
+    free_object(self);
+}
+
+/* ---- one connection */
+
+typedef struct {
+    uint64_t transfer, checksum, sum;
+    uint32_t page, stream, bytes;
+    Loan *loan;
+} Segment;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *stock;
+    Receiving burst; /* its payloads are those of `coming` */
+    Segment coming[MAX_BURST];
+    struct iovec payloads[MAX_BURST];
+    uint64_t sums[MAX_BURST];
+    size_t taken;            /* of the burst, those that are in `full` */
+    Segment full[MAX_FULL];  /* not handed back yet */
+    size_t full_count, full_bytes;
+    unsigned char headers[MAX_BURST * HEADER_BYTES];
+    size_t headers_filled, headers_wanted;
+    int refused; /* the headers are for Python */
+    size_t piece_bytes;
+} Reader;
+
+static uint32_t get32(const unsigned char *from)
+{
+    uint32_t value;
+    memcpy(&value, from, sizeof value);
+    return le32toh(value);
+}
+
+static uint64_t get64(const unsigned char *from)
+{
+    uint64_t value;
+    memcpy(&value, from, sizeof value);
+    return le64toh(value);
+}
+
+static unsigned int get_following(const unsigned char *header)
+{
+    return header[2] | (unsigned int)header[3] << 8;
+}
+
+/* A whole stream of a page, in a header that is sound and says that so many follow; what it is to be in has to be seen. */
+static int read_header(const unsigned char *header, size_t following, Segment *segment)
+{
+    if (header[0] != SEGMENT || get_following(header) != following || get32(header + 28) != 0
+        || lanes_hash(header, SUMMED_BYTES) != get64(header + 40))
+        return 0;
+    *segment = (Segment){
+        .transfer = get64(header + 8),
+        .checksum = get64(header + 32),
+        .page = get32(header + 16),
+        .stream = header[1],
+        .bytes = get32(header + 4),
+    };
+    return segment->bytes != 0 && get32(header + 20) == 0 && get32(header + 24) == segment->bytes;
+}
+
+/* Buffers for all segments of the burst whose headers are there, or for none. */
+static int claim(Reader *self, size_t count)
+{
+    Stock *stock = (Stock *)self->stock;
+    size_t claimed = 0;
+    pthread_mutex_lock(&stock->mutex);
+    for (; claimed < count; claimed++) {
+        Segment *segment = &self->coming[claimed];
+        Shelf *shelf = find_shelf(stock, segment->transfer, segment->stream, segment->bytes);
+        if (shelf == NULL || shelf->loans == NULL)
+            break;
+        segment->loan = shelf->loans;
+        shelf->loans = segment->loan->next;
+    }
+    int all = claimed == count;
+    while (!all && claimed > 0) {
+        Segment *segment = &self->coming[--claimed];
+        Shelf *shelf = find_shelf(stock, segment->transfer, segment->stream, segment->bytes);
+        segment->loan->next = shelf->loans;
+        shelf->loans = segment->loan;
+    }
+    pthread_mutex_unlock(&stock->mutex);
+    return all;
+}
+
+/* All headers of a burst are there: make places for the payloads, or leave them to Python. */
+static void begin_burst(Reader *self)
+{
+    size_t count = self->headers_filled / HEADER_BYTES, index = 0;
+    while (index < count && read_header(self->headers + index * HEADER_BYTES, count - 1 - index, &self->coming[index]))
+        index++;
+    if (index < count || !claim(self, count)) {
+        self->refused = 1;
+        return;
+    }
+    for (index = 0; index < count; index++)
+        self->payloads[index] = (struct iovec){self->coming[index].loan->view.buf, self->coming[index].bytes};
+    self->burst.count = count;
+    self->burst.done = self->burst.filled = self->taken = 0;
+    self->headers_filled = 0;
+    self->headers_wanted = HEADER_BYTES;
+}
+
+/* Payloads that are full since the last time. */
+static void collect(Reader *self)
+{
+    for (; self->taken < self->burst.done; self->taken++) {
+        Segment *segment = &self->full[self->full_count++];
+        *segment = self->coming[self->taken];
+        segment->sum = self->sums[self->taken];
+        self->full_bytes += segment->bytes;
+    }
+    if (self->taken == self->burst.count)
+        self->burst.count = self->burst.done = self->taken = 0;
+}
+
+/* Headers as far as they are there. Returns as recv does. */
+static ssize_t receive_headers(Reader *self, int fd, int wait_ms)
+{
+    unsigned char *to = self->headers + self->headers_filled;
+    ssize_t got = lanes_receive_or_wait(fd, to, self->headers_wanted - self->headers_filled, wait_ms);
+    if (got <= 0)
+        return got;
+    self->headers_filled += (size_t)got;
+    if (self->headers_filled == HEADER_BYTES && self->headers_wanted == HEADER_BYTES && self->headers[0] == SEGMENT) {
+        unsigned int following = get_following(self->headers);
+        self->headers_wanted += HEADER_BYTES * (following < MAX_BURST ? following : 0);
+    }
+    if (self->headers_filled == self->headers_wanted)
+        begin_burst(self);
+    return got;
+}
+
+/* Bytes received, 0 at the end of the stream, -1 with errno: EINTR and EAGAIN if nothing came. Comes back after a
+ * while with what is full by then, and at once when nothing more is there. */
+static ssize_t read_on(Reader *self, int fd, int wait_ms)
+{
+    ssize_t total = 0, got;
+    int64_t began = 0;
+    while (!self->refused && self->full_count + MAX_BURST <= MAX_FULL && self->full_bytes < MOST_BYTES) {
+        if (self->burst.count) {
+            size_t wanted, most = self->full_count ? self->piece_bytes : MOST_PIECE;
+            got = lanes_receive_piece(fd, &self->burst, most, &wanted);
+            if (got > 0) {
+                lanes_account(&self->burst, (size_t)got);
+                collect(self);
+            }
+            if (got > 0 && (size_t)got < wanted)
+                return total + got;
+        } else {
+            got = receive_headers(self, fd, total ? -1 : wait_ms);
+        }
+        if (got <= 0)
+            return total ? total : got;
+        int64_t now = lanes_now_ns();
+        if (total == 0)
+            began = now;
+        total += got;
+        if (now - began > LINGER_NS)
+            break;
+    }
+    return total;
+}
+
+static PyObject *fields(const Segment *one)
+{
+    return Py_BuildValue("KIIIIIK", (unsigned long long)one->transfer, one->page, one->stream, 0, one->bytes,
+                         one->bytes, (unsigned long long)one->checksum);
+}
+
+/* What is full, handed back: (header fields, sum, buffer) of each. */
+static PyObject *hand_back(Reader *self)
+{
+    PyObject *list = PyList_New((Py_ssize_t)self->full_count);
+    for (size_t index = 0; index < self->full_count; index++) {
+        Segment *segment = &self->full[index];
+        PyObject *buffer = give_back(segment->loan);
+        PyObject *one = list == NULL
+            ? NULL
+            : Py_BuildValue("NKO", fields(segment), (unsigned long long)segment->sum, buffer);
+        Py_DECREF(buffer);
+        if (list != NULL && (one == NULL || PyList_SetItem(list, (Py_ssize_t)index, one) < 0))
+            Py_CLEAR(list);
+    }
+    self->full_count = self->full_bytes = 0;
+    return list;
+}
+
+PyDoc_STRVAR(reader_receive_doc,
+             "receive(fd, wait_s)\n--\n\n"
+             "Receive segments as long as there are buffers for them.\n\n"
+             "Returns the bytes received, 0 at the end of the stream; (header fields, xxh3-64, buffer) of each segment that\n"
+             "is full; the header fields of the one that is being received, or None; and headers that Python has to read.");
+
+static PyObject *reader_receive(PyObject *object, PyObject *args)
+{
+    Reader *self = (Reader *)object;
+    int fd;
+    double wait_s;
+    if (!PyArg_ParseTuple(args, "id:receive", &fd, &wait_s))
+        return NULL;
+    if (!(wait_s >= 0 && wait_s < 1e6)) {
+        PyErr_SetString(PyExc_ValueError, "wait_s is out of range");
+        return NULL;
+    }
+    ssize_t total;
+    for (;;) {
+        PyThreadState *state = PyEval_SaveThread();
+        int64_t began = lanes_now_ns();
+        total = read_on(self, fd, (int)(wait_s * 1000));
+        int error = errno;
+        if (total > 0) { /* what comes in about a millisecond is waited for together */
+            int64_t rate = (int64_t)total * 1000000 / (lanes_now_ns() - began + 1);
+            self->piece_bytes = (size_t)(rate < LEAST_PIECE ? LEAST_PIECE : rate > MOST_PIECE ? MOST_PIECE : rate);
+        }
+        PyEval_RestoreThread(state);
+        if (total >= 0)
+            break;
+        if (error != EINTR) {
+            errno = error;
+            return PyErr_SetFromErrno(PyExc_OSError);
+        }
+        if (PyErr_CheckSignals() < 0)
+            return NULL;
+    }
+    PyObject *full = hand_back(self);
+    if (full == NULL)
+        return NULL;
+    PyObject *coming = self->burst.count ? fields(&self->coming[self->burst.done]) : Py_NewRef(Py_None);
+    PyObject *rest = PyBytes_FromStringAndSize((char *)self->headers, self->refused ? (Py_ssize_t)self->headers_filled : 0);
+    if (self->refused) {
+        self->refused = 0;
+        self->headers_filled = 0;
+        self->headers_wanted = HEADER_BYTES;
+    }
+    return Py_BuildValue("nNNN", (Py_ssize_t)total, full, coming, rest);
+}
+
+PyDoc_STRVAR(abandon_doc, "abandon()\n--\n\n"
+                          "Nothing more is received here: (transfer, stream, buffer) of each that was not filled.");
+
+static PyObject *reader_abandon(PyObject *object, PyObject *args)
+{
+    Reader *self = (Reader *)object;
+    PyObject *list = PyList_New(0);
+    for (size_t index = self->burst.done; index < self->burst.count; index++) {
+        Segment *segment = &self->coming[index];
+        PyObject *buffer = give_back(segment->loan);
+        PyObject *one = list == NULL
+            ? NULL
+            : Py_BuildValue("KIO", (unsigned long long)segment->transfer, segment->stream, buffer);
+        Py_DECREF(buffer);
+        if (list != NULL && (one == NULL || PyList_Append(list, one) < 0))
+            Py_CLEAR(list);
+        Py_XDECREF(one);
+    }
+    self->burst.count = self->burst.done = self->taken = 0;
+    return list;
+}
+
+static void reader_dealloc(PyObject *object)
+{
+    Reader *self = (Reader *)object;
+    for (size_t index = self->taken; index < self->burst.count; index++)
+        free_loan(self->coming[index].loan);
+    for (size_t index = 0; index < self->full_count; index++)
+        free_loan(self->full[index].loan);
+    if (self->burst.running != NULL)
+        lanes_hash_free(self->burst.running);
+    Py_XDECREF(self->stock);
+    free_object(object);
+}
+
+PyDoc_STRVAR(reader_doc, "reader()\n--\n\nA reader for one connection, which fills buffers of this stock.");
+
+static PyObject *stock_reader(PyObject *stock, PyObject *args)
+{
+    PyObject *type = PyObject_GetAttrString(PyType_GetModule(Py_TYPE(stock)), "Reader");
+    Reader *self = type != NULL ? (Reader *)PyType_GenericAlloc((PyTypeObject *)type, 0) : NULL;
+    Py_XDECREF(type);
+    if (self == NULL)
+        return NULL;
+    self->stock = Py_NewRef(stock);
+    self->burst.payloads = self->payloads;
+    self->burst.sums = self->sums;
+    self->headers_wanted = HEADER_BYTES;
+    self->piece_bytes = LEAST_PIECE;
+    self->burst.running = lanes_hash_create();
+    if (self->burst.running == NULL) {
+        Py_DECREF((PyObject *)self);
+        return PyErr_NoMemory();
+    }
+    return (PyObject *)self;
+}
+
+/* ---- the types */
+
+static PyMethodDef reader_methods[] = {
+    {"receive", reader_receive, METH_VARARGS, reader_receive_doc},
+    {"abandon", reader_abandon, METH_NOARGS, abandon_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot reader_slots[] = {
+    {Py_tp_doc, "Receives the segments of one connection into buffers of a stock."},
+    {Py_tp_methods, reader_methods},
+    {Py_tp_dealloc, reader_dealloc},
+    {0, NULL},
+};
+
+static PyType_Spec reader_spec = {
+    .name = "lynx_net.aio._lanes.Reader",
+    .basicsize = sizeof(Reader),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = reader_slots,
+};
+
+static PyMethodDef stock_methods[] = {
+    {"put", stock_put, METH_VARARGS, put_doc},
+    {"take_back", stock_take_back, METH_VARARGS, take_back_doc},
+    {"reader", stock_reader, METH_NOARGS, reader_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot stock_slots[] = {
+    {Py_tp_doc, "Buffers lent for whole streams of pages, by transfer, stream and size."},
+    {Py_tp_methods, stock_methods},
+    {Py_tp_new, stock_new},
+    {Py_tp_dealloc, stock_dealloc},
+    {0, NULL},
+};
+
+static PyType_Spec stock_spec = {
+    .name = "lynx_net.aio._lanes.Stock",
+    .basicsize = sizeof(Stock),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = stock_slots,
+};
+
+int lanes_add_stock(PyObject *module)
+{
+    PyType_Spec *specs[] = {&stock_spec, &reader_spec};
+    for (size_t index = 0; index < 2; index++) {
+        PyObject *type = PyType_FromModuleAndSpec(module, specs[index], NULL);
+        int failed = type == NULL || PyModule_AddType(module, (PyTypeObject *)type) < 0;
+        Py_XDECREF(type);
+        if (failed)
+            return -1;
+    }
+    return 0;
+}

@@ -1,0 +1,57 @@
+"""Buffers lent to lanes, which receive whole streams of pages into them and are asked about each afterwards.
+
+A lane that has to ask for the place of every segment spends more time on that than on the bytes. Rules:
+
+1. Only what is a whole stream of a page in one segment is received so, in the sizes that the transfer's pages have had.
+2. Every header that came so is then checked as all are, by `ReceiveState.place`: what breaks a rule is found when the
+   lane tells of it instead of before its payload is read, and has done no harm, since
+3. the bytes lent never exceed the credit that the peer has left in that stream, and the buffers lent never the pages
+   that have not begun: nothing is held for a peer that was not granted to it and reserved for its transfer.
+4. A lent buffer is used by one lane for one segment and then handed back. What nobody uses is taken back when the
+   credit is used up in another way, and when the transfer ends.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from lynx_net.wire.receiving import ReceiveState
+
+__all__ = ["LEAST_LENT_BYTES", "Lender", "Stock"]
+
+LEAST_LENT_BYTES = 32 * 1024
+"""Smaller pages are read many at a time, with what is between them."""
+
+
+class Stock(Protocol):
+    """Where the lanes of a link find lent buffers. Its methods are called with the lock of the link."""
+
+    def put(self, transfer: int, stream: int, buffers: list[memoryview], /) -> None:
+        """Lend these, each to a page that has exactly its size in this stream."""
+
+    def take_back(self, transfer: int, stream: int, /) -> list[memoryview]:
+        """Those of a stream, or of all streams (-1), of a transfer that no lane uses. They are lent no more."""
+
+
+class Lender:
+    """Lends buffers of the transfers of one link."""
+
+    def __init__(self, stock: Stock) -> None:
+        self._stock = stock
+
+    def lend(self, state: ReceiveState, stream: int, size: int) -> None:
+        """Pages of this size came in this stream: lend as many buffers for more as rule 3 allows."""
+        if LEAST_LENT_BYTES <= size <= state.segment_bytes and (buffers := state.lend(stream, size)):
+            self._stock.put(state.transfer, stream, buffers)
+
+    def segment_placed(self, state: ReceiveState, stream: int) -> None:
+        """A segment used credit without a lent buffer (rule 4)."""
+        if state.lent_bytes[stream] > state.windows[stream].outstanding:
+            state.take_back(stream, self._stock.take_back(state.transfer, stream))
+
+    def end(self, state: ReceiveState) -> None:
+        """The transfer ends."""
+        for stream in range(state.streams):
+            if state.lent_bytes[stream]:
+                state.take_back(stream, self._stock.take_back(state.transfer, stream))
