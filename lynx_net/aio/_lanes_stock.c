@@ -13,6 +13,7 @@
 enum { MAX_BURST = 256 };          /* segments whose headers may come before their payloads, as in frames.py */
 enum { MAX_FULL = 2 * MAX_BURST }; /* payloads handed back together */
 enum { MOST_BYTES = 8 << 20 };     /* after so many, a call comes back */
+enum { PAUSE_MS = 1 };             /* in which a sender that has more may send nothing */
 enum { LEAST_PIECE = 1 << 16, MOST_PIECE = 1 << 20 };
 
 typedef struct Loan {
@@ -322,8 +323,20 @@ static ssize_t receive_headers(Reader *self, int fd, int wait_ms)
     return got;
 }
 
+/* Whether more may come where the last payload came from: buffers are lent as long as there are pages and credit. */
+static int expects_more(Reader *self)
+{
+    Stock *stock = (Stock *)self->stock;
+    const Segment *last = &self->full[self->full_count - 1];
+    pthread_mutex_lock(&stock->mutex);
+    const Shelf *shelf = find_shelf(stock, last->transfer, last->stream, last->bytes);
+    int more = shelf != NULL && shelf->loans != NULL;
+    pthread_mutex_unlock(&stock->mutex);
+    return more;
+}
+
 /* Bytes received, 0 at the end of the stream, -1 with errno: EINTR and EAGAIN if nothing came. Comes back after a
- * while with what is full by then, and at once when nothing more is there. */
+ * while with what is full by then, and at once when nothing more is there or to be expected. */
 static ssize_t read_on(Reader *self, int fd, int wait_ms)
 {
     ssize_t total = 0, got;
@@ -339,7 +352,7 @@ static ssize_t read_on(Reader *self, int fd, int wait_ms)
             if (got > 0 && (size_t)got < wanted)
                 return total + got;
         } else {
-            got = receive_headers(self, fd, total ? -1 : wait_ms);
+            got = receive_headers(self, fd, total == 0 ? wait_ms : self->full_count && expects_more(self) ? PAUSE_MS : -1);
         }
         if (got <= 0)
             return total ? total : got;

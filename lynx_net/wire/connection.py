@@ -297,9 +297,9 @@ class LinkCore:
     def batch_bytes(self, lane: int, most_bytes: int) -> int:
         """How many bytes a lane may take together: a segment's, or up to `most_bytes` where that delays nothing urgent.
 
-        It would on lane 0 and on a paced link. Nor is it ever more than the lane's share of what can be sent.
+        It would on lane 0 of several and on a paced link. Nor is it ever more than the lane's share of what can be sent.
         """
-        if not lane or most_bytes <= self.segment_bytes or self.scheduler.pacer is not None:
+        if (not lane and len(self._lanes) > 1) or most_bytes <= self.segment_bytes or self.scheduler.pacer is not None:
             return self.segment_bytes
         lanes = len(self._lanes)
         return max(min(self.scheduler.sendable_bytes(most_bytes * lanes) // lanes, most_bytes), self.segment_bytes)
@@ -327,6 +327,16 @@ class LinkCore:
             else:
                 stats.sent_segments += 1
                 self._send_progress_s[chosen.transfer] = now
+        return chosen
+
+    def send_more(self, lane: int, room_bytes: int, most: int, now: float) -> list[SendBytes]:
+        """What `next_send` would answer the next times, as far as that is plain (`Scheduler.more`)."""
+        record, stats = self._lanes[lane], self.lane_stats[lane]
+        if record.resend or not (chosen := self.scheduler.more(lane, room_bytes, most, now)):
+            return []
+        record.sent_more(chosen)
+        stats.sent_payload_bytes += sum([len(one.data) for one in chosen])
+        stats.sent_segments += len(chosen)
         return chosen
 
     # ---- lanes

@@ -12,11 +12,15 @@ Rules:
 from __future__ import annotations
 
 from collections import deque
+from typing import TYPE_CHECKING
 
 from lynx_net.errors import RemoteProtocolError
 from lynx_net.wire.frames import pack_control
 from lynx_net.wire.messages import Ping, encode_message
 from lynx_net.wire.scheduler import SendBytes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = ["CONFIRM_EVERY_BYTES", "CONFIRM_EVERY_FRAMES", "LaneRecord"]
 
@@ -45,6 +49,10 @@ class LaneRecord:
     def sent(self, frame: SendBytes) -> None:
         """A frame was handed to the connection for the first time."""
         self._log.append(frame)
+
+    def sent_more(self, frames: Sequence[SendBytes]) -> None:
+        """The same of several, in order."""
+        self._log.extend(frames)
 
     def count(self, frames: int, received_bytes: int = 0) -> bool:
         """Frames were received; True if the peer should be told how many by now.

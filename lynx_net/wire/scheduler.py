@@ -55,7 +55,7 @@ __all__ = [
 ]
 
 
-BURST_BYTES = 4 << 20
+BURST_BYTES = 1 << 20
 """A burst ends with the segment that reaches this much: payloads are sent while they are in the cache."""
 
 MAX_STREAM_BYTES = (1 << 32) - 1
@@ -203,7 +203,11 @@ class SendQueue:
 
     def sendable(self, stream: int) -> bool:
         """Rule 4."""
-        return bool(self.pages[stream]) and self.next_length(stream) <= self.windows[stream].available
+        if not self.pages[stream]:
+            return False
+        first, window = self.pages[stream][0], self.windows[stream]
+        room_bytes = window.limit - window.sent
+        return room_bytes >= self.segment_bytes or room_bytes >= first.data.nbytes - first.offset
 
 
 class Scheduler:
@@ -335,6 +339,32 @@ class Scheduler:
         self._pay(HEADER_BYTES + len(chosen.data), now)
         return chosen
 
+    def more(self, lane: int, room_bytes: int, most: int, now: float) -> list[SendBytes]:
+        """What `next` would answer then, up to the segment that fills the room, as long as there is nothing to decide.
+
+        That is where one transfer has the turn alone and nothing is paced.
+        """
+        if self.pacer is not None or (self._control and lane == 0) or not self.has_segments(lane):
+            return []
+        key = self._order[0]
+        turns = self._turns[key]
+        if len(turns) > 1:
+            return []
+        queue = turns[0]
+        stream = queue.stream_in(key[0])
+        chosen: list[SendBytes] = []
+        sendable = True
+        while sendable and room_bytes > 0 and len(chosen) < most:
+            chosen.append(self._cut(queue, stream))
+            room_bytes -= len(chosen[-1].data)
+            sendable = queue.sendable(stream)
+        if not sendable:
+            turns.popleft()
+            self._forget_empty(key)
+            if not queue.unsent:
+                queue.stats.last_segment_s = now
+        return chosen
+
     def again(self, frame: SendBytes, now: float) -> SendBytes | WaitUntil:
         """A frame that was lost with its connection: it has its place already, so only pacing counts."""
         header_bytes = 0
@@ -366,7 +396,8 @@ class Scheduler:
         total = page_stream.data.nbytes
         length = queue.next_length(stream)
         queue.windows[stream].use(length)
-        payload = page_stream.data[page_stream.offset : page_stream.offset + length]
+        whole = length == total
+        payload = page_stream.data if whole else page_stream.data[page_stream.offset : page_stream.offset + length]
         queue.queued_bytes[stream] -= length
         queue.stats.stream_bytes[stream] += length
         queue.stats.stream_segments[stream] += 1
