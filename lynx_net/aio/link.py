@@ -426,24 +426,25 @@ class Link:
         else:
             self.loop.call_soon_threadsafe(self._drain)
 
-    def sent(self, chosen: SendBytes) -> None:
-        """Bytes left; a writer that waited for room goes on. Called with the lock, from any thread."""
-        transfer = chosen.transfer
-        if transfer is None:
+    def sent(self, batch: Sequence[SendBytes]) -> None:
+        """Frames left; writers that waited for room go on. Called with the lock, from any thread."""
+        if not self._waiting_for_room and not self._waiting_for_few:
             return
-        outgoing = self._outgoing.get(transfer)
-        if outgoing is None:
-            return
-        few = self._waiting_for_few.get(transfer)
-        if few is not None and self.core.all_queued_bytes(transfer) <= few:
-            del self._waiting_for_few[transfer]
-            self.loop.call_soon_threadsafe(outgoing.has_few)
-        if transfer not in self._waiting_for_room:
-            return
-        # Half empty, so that a fast writer is woken once for many segments.
-        if self.core.queued_bytes(transfer, 0) <= self.core.send_queue_bytes // 2:
-            self._waiting_for_room.discard(transfer)
-            self.loop.call_soon_threadsafe(outgoing.has_room, True)
+        for transfer in {chosen.transfer for chosen in batch}:
+            outgoing = None if transfer is None else self._outgoing.get(transfer)
+            if transfer is None or outgoing is None:
+                continue
+            few = self._waiting_for_few.get(transfer)
+            if few is not None and self.core.all_queued_bytes(transfer) <= few:
+                del self._waiting_for_few[transfer]
+                self.loop.call_soon_threadsafe(outgoing.has_few)
+            # Half empty, so that a fast writer is woken once for many segments.
+            if (
+                transfer in self._waiting_for_room
+                and self.core.queued_bytes(transfer, 0) <= self.core.send_queue_bytes // 2
+            ):
+                self._waiting_for_room.discard(transfer)
+                self.loop.call_soon_threadsafe(outgoing.has_room, True)
 
     def lane_ended(self, index: int, error: LynxError, unfinished: Sequence[SegmentHeader]) -> None:
         """A lane's connection was lost: it is re-opened within `resume_s`, or the link fails. In the event loop."""

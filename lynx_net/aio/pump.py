@@ -38,8 +38,8 @@ class PumpOwner(Protocol):
     def post(self, events: Sequence[Event]) -> None:
         """Handle events of the core, in order. May be called from any thread, with or without the lock."""
 
-    def sent(self, chosen: SendBytes) -> None:
-        """These bytes left; called with the lock."""
+    def sent(self, batch: Sequence[SendBytes]) -> None:
+        """These frames left; called with the lock."""
 
     def lane_ended(self, index: int, error: LynxError, unfinished: Sequence[SegmentHeader]) -> None:
         """A connection was lost and nothing uses it any more; `unfinished` had been placed. In the event loop."""
@@ -171,7 +171,7 @@ class LoopPump(Pump):
                     lane.mark(class_of(chosen))
                     await lane.send(seal([chosen]))
                     with owner.lock:
-                        owner.sent(chosen)
+                        owner.sent([chosen])
                 case WaitUntil(at_s):
                     timer = loop.call_later(at_s - now, wake.set)
                     with stats.waiting("pacing", owner.clock):

@@ -51,8 +51,8 @@ _SMALL_BYTES = 128 * 1024
 """What is sent by the thread that made it, if nothing is being sent."""
 _MAX_BATCH = 256
 """Frames that are sent together."""
-_BATCH_S, _URGENT_BATCH_S = 0.004, 0.0005
-_MOST_BATCH_BYTES = 4 * 1024 * 1024
+_BATCH_S, _URGENT_BATCH_S = 0.002, 0.0005
+_MOST_BATCH_BYTES = 8 * 1024 * 1024
 """A lane takes together what it sends in so long, lane 0 in the second time, up to this: every visit to the core costs
 all lanes."""
 
@@ -158,8 +158,7 @@ class ThreadPump(Pump):
             else:
                 connection.lane.mark(class_of(part[0]))
                 connection.rest = lane_io.send_now(connection.sock, buffers)
-        for sent in batch:
-            owner.sent(sent)
+        owner.sent(batch)
         if connection.rest:
             connection.may_send.notify()
 
@@ -237,8 +236,8 @@ class ThreadPump(Pump):
         batch: list[SendBytes] = []
         while not connection.stopping:
             with owner.lock:
-                while batch:  # emptied: a lane that has nothing to do holds no buffers
-                    owner.sent(batch.pop())
+                owner.sent(batch)
+                batch.clear()  # a lane that has nothing to do holds no buffers
                 batch = self._choose(connection)
                 rest, connection.rest = connection.rest, []
             if rest:
@@ -415,6 +414,7 @@ class ThreadPump(Pump):
         """Segments that lie in their places, with their checksums; with the lock. Empties the list."""
         if events := self.owner.core.segments(arrived, self.owner.clock()):
             self.owner.post(events)
+        self.owner.core.lend(arrived)
         arrived.clear()
 
     def _place(self, connection: _Connection, header: SegmentHeader) -> memoryview | None:

@@ -496,11 +496,15 @@ class LinkCore:
         for transfer, stream_finished in finished.items():
             if grants := self._book.progressed(self.link, transfer, stream_finished=stream_finished):
                 self._send_grants(grants)
-        if self.lender is not None:
-            for transfer, stream, size in {(one.transfer, one.stream, one.stream_bytes) for one, _ in arrived}:
-                if (state := self._receiving.get(transfer)) is not None:
-                    self.lender.lend(state, stream, size)
         return events
+
+    def lend(self, arrived: Sequence[tuple[SegmentHeader, int]]) -> None:
+        """Lend buffers for what may follow on these segments. Last, when those of decoded pages are free again."""
+        if self.lender is None:
+            return
+        for transfer, stream, size in {(one.transfer, one.stream, one.stream_bytes) for one, _ in arrived}:
+            if (state := self._receiving.get(transfer)) is not None:
+                self.lender.lend(state, stream, size)
 
     def receive_state(self, transfer: int) -> ReceiveState | None:
         """State of an incoming transfer that has not ended."""
