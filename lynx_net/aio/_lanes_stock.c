@@ -25,6 +25,7 @@ typedef struct {
     uint64_t transfer;
     uint32_t stream, bytes;
     Loan *loans; /* the one that came back last, whose memory is warmest, is lent first */
+    size_t count, low; /* of the loans; with fewer than `low` the peer needs credit, and Python wants to know of each */
 } Shelf;
 
 typedef struct {
@@ -58,7 +59,22 @@ static Shelf *find_shelf(const Stock *stock, uint64_t transfer, uint32_t stream,
     return NULL;
 }
 
-static int put(Stock *stock, uint64_t transfer, uint32_t stream, Loan *loan)
+static void push(Shelf *shelf, Loan *loan)
+{
+    loan->next = shelf->loans;
+    shelf->loans = loan;
+    shelf->count++;
+}
+
+static Loan *pop(Shelf *shelf)
+{
+    Loan *loan = shelf->loans;
+    shelf->loans = loan->next;
+    shelf->count--;
+    return loan;
+}
+
+static int put(Stock *stock, uint64_t transfer, uint32_t stream, Loan *loan, size_t low)
 {
     int failed = 0;
     uint32_t bytes = (uint32_t)loan->view.len;
@@ -76,24 +92,26 @@ static int put(Stock *stock, uint64_t transfer, uint32_t stream, Loan *loan)
     if (!failed) {
         if (shelf == NULL) {
             shelf = &stock->shelves[stock->used++];
-            *shelf = (Shelf){transfer, stream, bytes, NULL};
+            *shelf = (Shelf){.transfer = transfer, .stream = stream, .bytes = bytes};
         }
-        loan->next = shelf->loans;
-        shelf->loans = loan;
+        shelf->low = low;
+        push(shelf, loan);
     }
     pthread_mutex_unlock(&stock->mutex);
     return failed ? -1 : 0;
 }
 
-PyDoc_STRVAR(put_doc, "put(transfer, stream, buffers)\n--\n\n"
-                      "Lend writable buffers, each for a whole page of its size; they are the stock's until it hands them back.");
+PyDoc_STRVAR(put_doc, "put(transfer, stream, buffers, low)\n--\n\n"
+                      "Lend writable buffers, each for a whole page of its size; they are the stock's until it hands them back.\n"
+                      "With fewer than `low` of a size left, readers come back with each segment.");
 
 static PyObject *stock_put(PyObject *self, PyObject *args)
 {
     unsigned long long transfer;
     unsigned int stream;
     PyObject *buffers;
-    if (!PyArg_ParseTuple(args, "KIO!:put", &transfer, &stream, &PyList_Type, &buffers))
+    Py_ssize_t low;
+    if (!PyArg_ParseTuple(args, "KIO!n:put", &transfer, &stream, &PyList_Type, &buffers, &low))
         return NULL;
     for (Py_ssize_t index = 0; index < PyList_Size(buffers); index++) {
         Loan *loan = PyMem_Calloc(1, sizeof *loan);
@@ -108,7 +126,7 @@ static PyObject *stock_put(PyObject *self, PyObject *args)
             PyErr_SetString(PyExc_ValueError, "a page of a stream has 1 to 4294967295 bytes");
             return NULL;
         }
-        if (put((Stock *)self, transfer, stream, loan) < 0) {
+        if (put((Stock *)self, transfer, stream, loan, low > 0 ? (size_t)low : 0) < 0) {
             free_loan(loan);
             return PyErr_NoMemory();
         }
@@ -128,8 +146,7 @@ static Loan *take_loans(Stock *stock, int any, uint64_t transfer, int stream)
             continue;
         }
         while (shelf->loans != NULL) {
-            Loan *loan = shelf->loans;
-            shelf->loans = loan->next;
+            Loan *loan = pop(shelf);
             loan->next = taken;
             taken = loan;
         }
@@ -261,15 +278,12 @@ static int claim(Reader *self, size_t count)
         Shelf *shelf = find_shelf(stock, segment->transfer, segment->stream, segment->bytes);
         if (shelf == NULL || shelf->loans == NULL)
             break;
-        segment->loan = shelf->loans;
-        shelf->loans = segment->loan->next;
+        segment->loan = pop(shelf);
     }
     int all = claimed == count;
     while (!all && claimed > 0) {
         Segment *segment = &self->coming[--claimed];
-        Shelf *shelf = find_shelf(stock, segment->transfer, segment->stream, segment->bytes);
-        segment->loan->next = shelf->loans;
-        shelf->loans = segment->loan;
+        push(find_shelf(stock, segment->transfer, segment->stream, segment->bytes), segment->loan);
     }
     pthread_mutex_unlock(&stock->mutex);
     return all;
@@ -323,16 +337,17 @@ static ssize_t receive_headers(Reader *self, int fd, int wait_ms)
     return got;
 }
 
-/* Whether more may come where the last payload came from: buffers are lent as long as there are pages and credit. */
-static int expects_more(Reader *self)
+/* Of the shelf that the last payload's buffer came from: -1 if it is low, 0 if it is empty or gone, else 1: more may
+ * come, since buffers are lent as long as there are pages and credit. */
+static int left_there(Reader *self)
 {
     Stock *stock = (Stock *)self->stock;
     const Segment *last = &self->full[self->full_count - 1];
     pthread_mutex_lock(&stock->mutex);
     const Shelf *shelf = find_shelf(stock, last->transfer, last->stream, last->bytes);
-    int more = shelf != NULL && shelf->loans != NULL;
+    int left = shelf == NULL ? 0 : shelf->count < shelf->low ? -1 : shelf->count > 0;
     pthread_mutex_unlock(&stock->mutex);
-    return more;
+    return left;
 }
 
 /* Bytes received, 0 at the end of the stream, -1 with errno: EINTR and EAGAIN if nothing came. Comes back after a
@@ -352,7 +367,10 @@ static ssize_t read_on(Reader *self, int fd, int wait_ms)
             if (got > 0 && (size_t)got < wanted)
                 return total + got;
         } else {
-            got = receive_headers(self, fd, total == 0 ? wait_ms : self->full_count && expects_more(self) ? PAUSE_MS : -1);
+            int left = self->full_count ? left_there(self) : 0;
+            if (left < 0)
+                break;
+            got = receive_headers(self, fd, total == 0 ? wait_ms : left ? PAUSE_MS : -1);
         }
         if (got <= 0)
             return total ? total : got;

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from lynx_net.aio import _lanes
     from lynx_net.transport import Lane
+    from lynx_net.wire.connection import Arrived, Event
     from lynx_net.wire.frames import Frame
 
 __all__ = ["ThreadPump"]
@@ -337,7 +338,7 @@ class ThreadPump(Pump):
             self.handling = True
             try:
                 if arrived:
-                    self._take_in_lent(arrived)
+                    self._take_in([(SegmentHeader(*fields), total, lent) for fields, total, lent in arrived])
                 else:
                     owner.core.heard(owner.clock(), None if coming is None else SegmentHeader(*coming))
             finally:
@@ -347,18 +348,6 @@ class ThreadPump(Pump):
         if headers:
             frames = connection.reader.received_headers(headers)
             self._handle(connection, frames, _sums(frames, (), ()))
-
-    def _take_in_lent(self, handed_back: Sequence[tuple[tuple[int, ...], int, memoryview]]) -> None:
-        """Segments that lie in lent buffers, with their checksums; with the lock."""
-        core, now = self.owner.core, self.owner.clock()
-        arrived: list[tuple[SegmentHeader, int]] = []
-        try:
-            for fields, payload_sum, buffer in handed_back:
-                header = SegmentHeader(*fields)
-                if core.place_lent(header, buffer, now):
-                    arrived.append((header, payload_sum))
-        finally:  # what came before one that breaks a rule counts
-            self._take_in(arrived)
 
     def _handle(
         self, connection: _Connection, frames: Sequence[Frame], sums: Sequence[int], ahead: bool = False
@@ -386,20 +375,20 @@ class ThreadPump(Pump):
 
     def _act_on(self, connection: _Connection, frames: Sequence[Frame], sums: Sequence[int]) -> tuple[int, int]:
         """Returns how many whole frames, and control frames among them, these were. Called with the lock."""
-        arrived: list[tuple[SegmentHeader, int]] = []
+        arrived: list[Arrived] = []
         whole = control = 0
         for frame, payload_sum in zip(frames, sums, strict=True):
             if isinstance(frame, SegmentFrame):
                 whole += 1
                 if frame.payload is not None:
-                    arrived.append((frame.header, payload_sum))
+                    arrived.append((frame.header, payload_sum, None))
             elif isinstance(frame, SegmentStart):
                 if arrived:
                     self._take_in(arrived)
                 for done in connection.reader.deliver_to(self._place(connection, frame.header)):
                     whole += 1
                     if done.payload is not None:
-                        arrived.append((done.header, checksum(b"")))
+                        arrived.append((done.header, checksum(b""), None))
             else:
                 if arrived:
                     self._take_in(arrived)
@@ -410,11 +399,16 @@ class ThreadPump(Pump):
             self._take_in(arrived)
         return whole, control
 
-    def _take_in(self, arrived: list[tuple[SegmentHeader, int]]) -> None:
-        """Segments that lie in their places, with their checksums; with the lock. Empties the list."""
-        if events := self.owner.core.segments(arrived, self.owner.clock()):
-            self.owner.post(events)
-        self.owner.core.lend(arrived)
+    def _take_in(self, arrived: list[Arrived]) -> None:
+        """Segments that lie in their places or in lent buffers; with the lock. Empties the list."""
+        core = self.owner.core
+        events: list[Event] = []
+        try:
+            core.segments(arrived, self.owner.clock(), events)
+        finally:
+            if events:
+                self.owner.post(events)
+        core.lend(arrived)
         arrived.clear()
 
     def _place(self, connection: _Connection, header: SegmentHeader) -> memoryview | None:

@@ -35,7 +35,7 @@ Rules of time (`now` is an argument everywhere):
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from lynx_net.errors import IntegrityError, LocalProtocolError, LynxError, RemoteProtocolError, TransferAbortedError
 from lynx_net.wire.events import (
@@ -81,6 +81,7 @@ if TYPE_CHECKING:
     from lynx_net.wire.stats import TransferStats, WaitReason
 
 __all__ = [
+    "Arrived",
     "Event",
     "LinkCore",
     "OfferReceived",
@@ -100,6 +101,10 @@ MAX_REASON = 1000
 MIN_PING_S = 0.01
 MAX_CONTROL_BACKLOG_BYTES = 1 << 24
 """A peer that makes us answer and reads no answers is given up when this much waits for it."""
+
+
+Arrived: TypeAlias = "tuple[SegmentHeader, int, memoryview | None]"
+"""A whole segment, the checksum that its bytes have, and the lent buffer that they are in if it has not been placed."""
 
 
 class SegmentAwaitsOffer(Exception):
@@ -449,19 +454,6 @@ class LinkCore:
             raise SegmentAwaitsOffer
         return None
 
-    def place_lent(self, header: SegmentHeader, lent: memoryview, now: float) -> bool:
-        """A lane has received a segment into a buffer that was lent (lending.py); False drops it, as `place` does.
-
-        Raises:
-            RemoteProtocolError: the segment breaks a rule.
-        """
-        state = self._receiving.get(header.transfer)
-        if state is None:
-            return False
-        if state.stats.first_segment_s is None:
-            state.stats.first_segment_s = now
-        return state.place_lent(header, lent)
-
     def not_filled(self, lent: Sequence[tuple[int, int, memoryview]]) -> None:
         """A connection is gone, and with it what was to come into these buffers, each of a stream of a transfer."""
         for transfer, stream, buffer in lent:
@@ -470,39 +462,50 @@ class LinkCore:
 
     def segment(self, header: SegmentHeader, payload_sum: int, now: float) -> list[Event]:
         """All bytes of a segment are in the place that `place` gave; `payload_sum` is the checksum they have."""
-        return self.segments([(header, payload_sum)], now)
-
-    def segments(self, arrived: Sequence[tuple[SegmentHeader, int]], now: float) -> list[Event]:
-        """The same for several, in order, each with its checksum; what is due is granted once for all of them."""
         events: list[Event] = []
-        finished: dict[int, bool] = {}
-        for header, payload_sum in arrived:
-            transfer, stream = header.transfer, header.stream
-            state = self._receiving.get(transfer)
-            if state is None:
-                continue
-            self._heard_segment(header, now)
-            owed = state.owes(stream)
-            try:
-                events += state.segment_arrived(header, payload_sum)
-            except IntegrityError as error:
-                events += self.abort(transfer, AbortCode.INTEGRITY, str(error), error)
-                continue
-            if owed and not state.owes(stream):
-                state.stats.last_segment_s = now
-                finished[transfer] = True
-            elif transfer not in finished:
-                finished[transfer] = False
-        for transfer, stream_finished in finished.items():
-            if grants := self._book.progressed(self.link, transfer, stream_finished=stream_finished):
-                self._send_grants(grants)
+        self.segments([(header, payload_sum, None)], now, events)
         return events
 
-    def lend(self, arrived: Sequence[tuple[SegmentHeader, int]]) -> None:
+    def segments(self, arrived: Sequence[Arrived], now: float, events: list[Event]) -> None:
+        """The same for several, in order; what is due is granted once for all of them. Adds to `events`.
+
+        Raises:
+            RemoteProtocolError: a segment in a lent buffer breaks a rule. What came before it counts.
+        """
+        finished: dict[int, bool] = {}
+        try:
+            for header, payload_sum, lent in arrived:
+                transfer, stream = header.transfer, header.stream
+                state = self._receiving.get(transfer)
+                if state is None:
+                    continue
+                self._heard_segment(header, now)
+                owed = state.owes(stream)
+                try:
+                    if lent is None:
+                        events += state.segment_arrived(header, payload_sum)
+                    else:
+                        if state.stats.first_segment_s is None:
+                            state.stats.first_segment_s = now
+                        events += state.take_lent(header, payload_sum, lent)
+                except IntegrityError as error:
+                    events += self.abort(transfer, AbortCode.INTEGRITY, str(error), error)
+                    continue
+                if owed and not state.owes(stream):
+                    state.stats.last_segment_s = now
+                    finished[transfer] = True
+                elif transfer not in finished:
+                    finished[transfer] = False
+        finally:
+            for transfer, stream_finished in finished.items():
+                if grants := self._book.progressed(self.link, transfer, stream_finished=stream_finished):
+                    self._send_grants(grants)
+
+    def lend(self, arrived: Sequence[Arrived]) -> None:
         """Lend buffers for what may follow on these segments. Last, when those of decoded pages are free again."""
         if self.lender is None:
             return
-        for transfer, stream, size in {(one.transfer, one.stream, one.stream_bytes) for one, _ in arrived}:
+        for transfer, stream, size in {(one.transfer, one.stream, one.stream_bytes) for one, _, _ in arrived}:
             if (state := self._receiving.get(transfer)) is not None:
                 self.lender.lend(state, stream, size)
 

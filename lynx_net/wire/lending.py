@@ -27,8 +27,11 @@ LEAST_LENT_BYTES = 32 * 1024
 class Stock(Protocol):
     """Where the lanes of a link find lent buffers. Its methods are called with the lock of the link."""
 
-    def put(self, transfer: int, stream: int, buffers: list[memoryview], /) -> None:
-        """Lend these, each to a page that has exactly its size in this stream."""
+    def put(self, transfer: int, stream: int, buffers: list[memoryview], low: int, /) -> None:
+        """Lend these, each to a page that has exactly its size in this stream.
+
+        When fewer than `low` of a size are left, lanes come back with each segment.
+        """
 
     def take_back(self, transfer: int, stream: int, /) -> list[memoryview]:
         """Those of a stream, or of all streams (-1), of a transfer that no lane uses. They are lent no more."""
@@ -43,7 +46,9 @@ class Lender:
     def lend(self, state: ReceiveState, stream: int, size: int) -> None:
         """Pages of this size came in this stream: lend as many buffers for more as rule 3 allows."""
         if LEAST_LENT_BYTES <= size <= state.segment_bytes and (buffers := state.lend(stream, size)):
-            self._stock.put(state.transfer, stream, buffers)
+            # As few as the peer has credit left when it is due to be granted more (ReceiveWindow.grant_due).
+            low = 0 if state.all_lent(stream) else state.windows[stream].window // 2 // size
+            self._stock.put(state.transfer, stream, buffers, low)
 
     def segment_placed(self, state: ReceiveState, stream: int) -> None:
         """A segment used credit without a lent buffer (rule 4)."""

@@ -88,13 +88,15 @@ class _PageStream:
     __slots__ = ("data", "missing", "segments")
 
     def __init__(self, data: memoryview, segments: int) -> None:
+        """Bytes that come in so many segments; 0 if they are there."""
         self.data = data
-        self.missing = max(segments, 1)
-        self.segments = bytearray(self.missing)
+        self.missing = segments
+        self.segments = bytearray(segments) if segments else _WHOLE
 
 
 _STARTED = 1
 _ARRIVED = 2
+_WHOLE = bytearray((_ARRIVED,))
 
 
 class _Page:
@@ -227,11 +229,10 @@ class ReceiveState:
         """True when everything is decoded."""
         return self._layers_missing[-1] == 0
 
-    def place(self, header: SegmentHeader, lent: memoryview | None = None) -> memoryview | None:
+    def place(self, header: SegmentHeader) -> memoryview | None:
         """Where the payload of this segment goes; None if it came before (rules 1 to 3).
 
-        The view is the caller's to fill until `segment_arrived`. `lent` is a lent buffer that has the payload already,
-        which then is a whole page stream's.
+        The view is the caller's to fill until `segment_arrived`.
         """
         _, index, stream, offset, length, stream_bytes, _ = header
         if stream >= self.streams or index >= self._page_count:
@@ -255,8 +256,9 @@ class ReceiveState:
             self.windows[stream].receive(length)
             if not self.accepted:
                 self._count_early(stream_bytes)
-            data = self._pool.take(stream_bytes) if lent is None else lent
-            page_stream = page.streams[stream] = _PageStream(data, -(-stream_bytes // self.segment_bytes))
+            segments = max(-(-stream_bytes // self.segment_bytes), 1)
+            page_stream = _PageStream(self._pool.take(stream_bytes), segments)
+            page.streams[stream] = page_stream
             self._begun_pages[stream] += 1
         elif stream_bytes != page_stream.data.nbytes:
             raise RemoteProtocolError(f"the size of stream {stream} of page {index} changed")
@@ -278,13 +280,35 @@ class ReceiveState:
         self._lent_pages[stream] += count
         return [self._pool.take(size) for _ in range(count)]
 
-    def place_lent(self, header: SegmentHeader, lent: memoryview) -> bool:
-        """A lane has handed back this buffer with the payload of a segment; True if that is new (rules 1 to 3)."""
-        self._not_lent(header.stream, lent)
-        if self.place(header, lent) is not None:
-            return True
+    def all_lent(self, stream: int) -> bool:
+        """A buffer is lent for every page of a stream that has not begun."""
+        return self._begun_pages[stream] + self._lent_pages[stream] == self._page_count
+
+    def take_lent(self, header: SegmentHeader, payload_sum: int, lent: memoryview) -> list[PageArrived]:
+        """A lane hands back this buffer with a whole page stream that has this checksum: as `place`, `segment_arrived`.
+
+        Raises:
+            RemoteProtocolError: the segment breaks a rule.
+            IntegrityError: its bytes do not match its checksum.
+        """
+        _, index, stream, _, length, _, wanted_sum = header
+        self._not_lent(stream, lent)
+        page = self._pages.get(index)
+        if page is None and index < self._page_count:
+            page = self._pages[index] = _Page(self.streams)
+        window = self.windows[stream]
+        plain = page is not None and page.streams[stream] is None and page.handed_out <= stream
+        if plain and length in self._sizes(index)[stream] and length <= window.outstanding and payload_sum == wanted_sum:
+            assert page is not None
+            window.received += length
+            page.streams[stream] = _PageStream(lent, 0)
+            self._begun_pages[stream] += 1
+            return self._stream_arrived(page, header)
+        view = self.place(header)  # which knows what is wrong, unless the bytes are, or that they came before
+        if view is not None:
+            view[:] = lent
         self._pool.give(lent)
-        return False
+        return [] if view is None else self.segment_arrived(header, payload_sum)
 
     def take_back(self, stream: int, buffers: Sequence[memoryview]) -> None:
         """Lent buffers of a stream are free again."""
@@ -316,16 +340,25 @@ class ReceiveState:
         if payload_sum != header.checksum:
             page_ref = self.layout.page(header.page)
             raise IntegrityError(self.transfer, page_ref.layer, page_ref.kind, header.stream)
-        self.stats.stream_bytes[header.stream] += header.length
-        self.stats.stream_segments[header.stream] += 1
         page_stream.segments[segment] = _ARRIVED
         page_stream.missing -= 1
-        if page_stream.missing:
-            return []
-        self._arrived_pages[header.stream] += 1
-        if self._early_window is not None and not self.owes(header.stream):
+        if not page_stream.missing:
+            return self._stream_arrived(page, header)
+        self._count(header)
+        return []
+
+    def _count(self, header: SegmentHeader) -> None:
+        self.stats.stream_bytes[header.stream] += header.length
+        self.stats.stream_segments[header.stream] += 1
+
+    def _stream_arrived(self, page: _Page, header: SegmentHeader) -> list[PageArrived]:
+        """The last segment of a page stream is in."""
+        stream = header.stream
+        self._count(header)
+        self._arrived_pages[stream] += 1
+        if self._early_window is not None and not self.owes(stream):
             self._set_windows(self._early_window)
-        self.windows[header.stream].hold(page_stream.data.nbytes)
+        self.windows[stream].held += header.stream_bytes
         events: list[PageArrived] = []
         while page.handed_out < self.streams:
             following = page.streams[page.handed_out]
