@@ -24,14 +24,15 @@ typedef struct Loan {
 typedef struct {
     uint64_t transfer;
     uint32_t stream, bytes;
-    Loan *loans; /* the one that came back last, whose memory is warmest, is lent first */
-    size_t count, low; /* of the loans; with fewer than `low` the peer needs credit, and Python wants to know of each */
+    size_t count;
+    Loan *loans;      /* not empty; the one that was lent last, whose memory is warmest, is used first */
+    size_t low_bytes; /* with less than that on all shelves of a stream Python wants to know of each segment */
 } Shelf;
 
 typedef struct {
     PyObject_HEAD
     pthread_mutex_t mutex; /* never held while waiting for anything */
-    Shelf *shelves;
+    Shelf *shelves; /* those that are in use are first */
     size_t used, room;
 } Stock;
 
@@ -59,64 +60,63 @@ static Shelf *find_shelf(const Stock *stock, uint64_t transfer, uint32_t stream,
     return NULL;
 }
 
-static void push(Shelf *shelf, Loan *loan)
+/* There must be room for a shelf more. */
+static void push(Stock *stock, uint64_t transfer, uint32_t stream, Loan *loan)
 {
+    uint32_t bytes = (uint32_t)loan->view.len;
+    Shelf *shelf = find_shelf(stock, transfer, stream, bytes);
+    if (shelf == NULL) {
+        shelf = &stock->shelves[stock->used++];
+        *shelf = (Shelf){.transfer = transfer, .stream = stream, .bytes = bytes};
+    }
     loan->next = shelf->loans;
     shelf->loans = loan;
     shelf->count++;
 }
 
-static Loan *pop(Shelf *shelf)
+static Loan *pop(Stock *stock, Shelf *shelf)
 {
     Loan *loan = shelf->loans;
     shelf->loans = loan->next;
-    shelf->count--;
+    if (--shelf->count == 0)
+        *shelf = stock->shelves[--stock->used];
     return loan;
 }
 
-static int put(Stock *stock, uint64_t transfer, uint32_t stream, Loan *loan, size_t low)
+/* Room for so many shelves in all; only where the interpreter is locked, so that nobody else makes it. */
+static int make_room(Stock *stock, size_t wanted)
 {
-    int failed = 0;
-    uint32_t bytes = (uint32_t)loan->view.len;
+    if (wanted <= stock->room)
+        return 0;
     pthread_mutex_lock(&stock->mutex);
-    Shelf *shelf = find_shelf(stock, transfer, stream, bytes);
-    if (shelf == NULL && stock->used == stock->room) {
-        size_t room = stock->room ? 2 * stock->room : 16;
-        Shelf *more = PyMem_Realloc(stock->shelves, room * sizeof *more);
-        failed = more == NULL;
-        if (!failed) {
-            stock->shelves = more;
-            stock->room = room;
-        }
-    }
-    if (!failed) {
-        if (shelf == NULL) {
-            shelf = &stock->shelves[stock->used++];
-            *shelf = (Shelf){.transfer = transfer, .stream = stream, .bytes = bytes};
-        }
-        shelf->low = low;
-        push(shelf, loan);
+    Shelf *more = PyMem_Realloc(stock->shelves, 2 * wanted * sizeof *more);
+    if (more != NULL) {
+        stock->shelves = more;
+        stock->room = 2 * wanted;
     }
     pthread_mutex_unlock(&stock->mutex);
-    return failed ? -1 : 0;
+    return more != NULL ? 0 : -1;
 }
 
-PyDoc_STRVAR(put_doc, "put(transfer, stream, buffers, low)\n--\n\n"
+PyDoc_STRVAR(put_doc, "put(transfer, stream, buffers, low_bytes)\n--\n\n"
                       "Lend writable buffers, each for a whole page of its size; they are the stock's until it hands them back.\n"
-                      "With fewer than `low` of a size left, readers come back with each segment.");
+                      "With less than `low_bytes` of the stream left, readers come back with each segment.");
 
 static PyObject *stock_put(PyObject *self, PyObject *args)
 {
+    Stock *stock = (Stock *)self;
     unsigned long long transfer;
     unsigned int stream;
     PyObject *buffers;
-    Py_ssize_t low;
-    if (!PyArg_ParseTuple(args, "KIO!n:put", &transfer, &stream, &PyList_Type, &buffers, &low))
+    Py_ssize_t low_bytes;
+    if (!PyArg_ParseTuple(args, "KIO!n:put", &transfer, &stream, &PyList_Type, &buffers, &low_bytes))
         return NULL;
     for (Py_ssize_t index = 0; index < PyList_Size(buffers); index++) {
         Loan *loan = PyMem_Calloc(1, sizeof *loan);
-        if (loan == NULL)
+        if (loan == NULL || make_room(stock, stock->used + 1) < 0) {
+            PyMem_Free(loan);
             return PyErr_NoMemory();
+        }
         if (PyObject_GetBuffer(PyList_GetItem(buffers, index), &loan->view, PyBUF_WRITABLE) < 0) {
             PyMem_Free(loan);
             return NULL;
@@ -126,11 +126,17 @@ static PyObject *stock_put(PyObject *self, PyObject *args)
             PyErr_SetString(PyExc_ValueError, "a page of a stream has 1 to 4294967295 bytes");
             return NULL;
         }
-        if (put((Stock *)self, transfer, stream, loan, low > 0 ? (size_t)low : 0) < 0) {
-            free_loan(loan);
-            return PyErr_NoMemory();
-        }
+        pthread_mutex_lock(&stock->mutex);
+        push(stock, transfer, stream, loan);
+        pthread_mutex_unlock(&stock->mutex);
     }
+    pthread_mutex_lock(&stock->mutex);
+    for (size_t index = 0; index < stock->used; index++) {
+        Shelf *shelf = &stock->shelves[index];
+        if (shelf->transfer == transfer && shelf->stream == stream)
+            shelf->low_bytes = low_bytes > 0 ? (size_t)low_bytes : 0;
+    }
+    pthread_mutex_unlock(&stock->mutex);
     return Py_NewRef(Py_None);
 }
 
@@ -145,12 +151,9 @@ static Loan *take_loans(Stock *stock, int any, uint64_t transfer, int stream)
             index++;
             continue;
         }
-        while (shelf->loans != NULL) {
-            Loan *loan = pop(shelf);
-            loan->next = taken;
-            taken = loan;
-        }
-        *shelf = stock->shelves[--stock->used];
+        Loan *loan = pop(stock, shelf); /* the last one takes the shelf with it: look here again */
+        loan->next = taken;
+        taken = loan;
     }
     pthread_mutex_unlock(&stock->mutex);
     return taken;
@@ -276,15 +279,13 @@ static int claim(Reader *self, size_t count)
     for (; claimed < count; claimed++) {
         Segment *segment = &self->coming[claimed];
         Shelf *shelf = find_shelf(stock, segment->transfer, segment->stream, segment->bytes);
-        if (shelf == NULL || shelf->loans == NULL)
+        if (shelf == NULL)
             break;
-        segment->loan = pop(shelf);
+        segment->loan = pop(stock, shelf);
     }
     int all = claimed == count;
-    while (!all && claimed > 0) {
-        Segment *segment = &self->coming[--claimed];
-        push(find_shelf(stock, segment->transfer, segment->stream, segment->bytes), segment->loan);
-    }
+    while (!all && claimed-- > 0) /* there is room: no shelf has been added meanwhile */
+        push(stock, self->coming[claimed].transfer, self->coming[claimed].stream, self->coming[claimed].loan);
     pthread_mutex_unlock(&stock->mutex);
     return all;
 }
@@ -337,17 +338,23 @@ static ssize_t receive_headers(Reader *self, int fd, int wait_ms)
     return got;
 }
 
-/* Of the shelf that the last payload's buffer came from: -1 if it is low, 0 if it is empty or gone, else 1: more may
- * come, since buffers are lent as long as there are pages and credit. */
+/* What is lent in the stream of the last payload: -1 if it is little, 0 if nothing, else 1: more may come, since buffers
+ * are lent as long as there are pages and credit. */
 static int left_there(Reader *self)
 {
     Stock *stock = (Stock *)self->stock;
     const Segment *last = &self->full[self->full_count - 1];
+    size_t left_bytes = 0, low_bytes = 0;
     pthread_mutex_lock(&stock->mutex);
-    const Shelf *shelf = find_shelf(stock, last->transfer, last->stream, last->bytes);
-    int left = shelf == NULL ? 0 : shelf->count < shelf->low ? -1 : shelf->count > 0;
+    for (size_t index = 0; index < stock->used; index++) {
+        const Shelf *shelf = &stock->shelves[index];
+        if (shelf->transfer != last->transfer || shelf->stream != last->stream)
+            continue;
+        left_bytes += shelf->count * shelf->bytes;
+        low_bytes = shelf->low_bytes;
+    }
     pthread_mutex_unlock(&stock->mutex);
-    return left;
+    return left_bytes < low_bytes ? -1 : left_bytes > 0;
 }
 
 /* Bytes received, 0 at the end of the stream, -1 with errno: EINTR and EAGAIN if nothing came. Comes back after a

@@ -505,9 +505,9 @@ class LinkCore:
         """Lend buffers for what may follow on these segments. Last, when those of decoded pages are free again."""
         if self.lender is None:
             return
-        for transfer, stream, size in {(one.transfer, one.stream, one.stream_bytes) for one, _, _ in arrived}:
+        for transfer, stream in {(one.transfer, one.stream) for one, _, _ in arrived}:
             if (state := self._receiving.get(transfer)) is not None:
-                self.lender.lend(state, stream, size)
+                self.lender.lend(state, stream)
 
     def receive_state(self, transfer: int) -> ReceiveState | None:
         """State of an incoming transfer that has not ended."""

@@ -2,7 +2,8 @@
 
 A lane that has to ask for the place of every segment spends more time on that than on the bytes. Rules:
 
-1. Only what is a whole stream of a page in one segment is received so, in the sizes that the transfer's pages have had.
+1. Only what is a whole stream of a page in one segment is received so. A buffer has the smallest size that the codec can
+   give the page it is lent for; what has another one is received as ever.
 2. Every header that came so is then checked as all are, by `ReceiveState.place`: what breaks a rule is found when the
    lane tells of it instead of before its payload is read, and has done no harm, since
 3. the bytes lent never exceed the credit that the peer has left in that stream, and the buffers lent never the pages
@@ -27,10 +28,10 @@ LEAST_LENT_BYTES = 32 * 1024
 class Stock(Protocol):
     """Where the lanes of a link find lent buffers. Its methods are called with the lock of the link."""
 
-    def put(self, transfer: int, stream: int, buffers: list[memoryview], low: int, /) -> None:
+    def put(self, transfer: int, stream: int, buffers: list[memoryview], low_bytes: int, /) -> None:
         """Lend these, each to a page that has exactly its size in this stream.
 
-        When fewer than `low` of a size are left, lanes come back with each segment.
+        When less than `low_bytes` of the stream is left, lanes come back with each segment.
         """
 
     def take_back(self, transfer: int, stream: int, /) -> list[memoryview]:
@@ -38,21 +39,22 @@ class Stock(Protocol):
 
 
 class Lender:
-    """Lends buffers of the transfers of one link."""
+    """Lends buffers of the transfers of one link, for pages of `least_bytes` or more."""
 
-    def __init__(self, stock: Stock) -> None:
+    def __init__(self, stock: Stock, least_bytes: int = LEAST_LENT_BYTES) -> None:
         self._stock = stock
+        self._least_bytes = least_bytes
 
-    def lend(self, state: ReceiveState, stream: int, size: int) -> None:
-        """Pages of this size came in this stream: lend as many buffers for more as rule 3 allows."""
-        if LEAST_LENT_BYTES <= size <= state.segment_bytes and (buffers := state.lend(stream, size)):
-            # As few as the peer has credit left when it is due to be granted more (ReceiveWindow.grant_due).
-            low = 0 if state.all_lent(stream) else state.windows[stream].window // 2 // size
-            self._stock.put(state.transfer, stream, buffers, low)
+    def lend(self, state: ReceiveState, stream: int) -> None:
+        """Pages of a stream come in: lend buffers for those that may come next, as many as rule 3 allows."""
+        if buffers := state.lend(stream, self._least_bytes):
+            # About what is left when the peer is due to be granted more: half of its credit (ReceiveWindow.grant_due).
+            low_bytes = 0 if state.all_lent(stream) else state.windows[stream].window * 3 // 8
+            self._stock.put(state.transfer, stream, buffers, low_bytes)
 
     def segment_placed(self, state: ReceiveState, stream: int) -> None:
-        """A segment used credit without a lent buffer (rule 4)."""
-        if state.lent_bytes[stream] > state.windows[stream].outstanding:
+        """A segment used credit, or began a page, without a lent buffer (rule 4)."""
+        if state.lent_too_much(stream):
             state.take_back(stream, self._stock.take_back(state.transfer, stream))
 
     def end(self, state: ReceiveState) -> None:

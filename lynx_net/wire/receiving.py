@@ -94,6 +94,7 @@ class _PageStream:
         self.segments = bytearray(segments) if segments else _WHOLE
 
 
+_LOOK_AHEAD_PAGES = 1024
 _STARTED = 1
 _ARRIVED = 2
 _WHOLE = bytearray((_ARRIVED,))
@@ -167,6 +168,7 @@ class ReceiveState:
         self.lent_bytes = [0] * streams
         """Of buffers lent to lanes (lending.py)."""
         self._lent_pages = [0] * streams
+        self._lent_up_to = [0] * streams
         self._layer_missing = [[self._pages_per_layer] * layout.layers for _ in range(streams)]
         self._layers_missing = [layout.layers] * streams
         if early_window is not None:
@@ -269,20 +271,42 @@ class ReceiveState:
         page_stream.segments[offset // self.segment_bytes] = _STARTED
         return page_stream.data if length == stream_bytes else page_stream.data[offset : offset + length]
 
-    def lend(self, stream: int, size: int) -> list[memoryview]:
-        """As many buffers of this size as credit and pages are left for in a stream (rule 3 of lending.py)."""
-        room_bytes = self.windows[stream].outstanding - self.lent_bytes[stream]
+    def lend(self, stream: int, least_bytes: int) -> list[memoryview]:
+        """Buffers for the next pages of a stream that have not begun, within credit and segment (lending.py).
+
+        A quarter of the credit is left for what comes in other sizes. Few pages are looked at, the next ones next time.
+        """
+        room_bytes = self.windows[stream].outstanding * 3 // 4 - self.lent_bytes[stream]
         pages = self._page_count - self._begun_pages[stream] - self._lent_pages[stream]
-        count = min(room_bytes // size, pages) if self.accepted else 0
-        if count <= 0:
-            return []
-        self.lent_bytes[stream] += count * size
-        self._lent_pages[stream] += count
-        return [self._pool.take(size) for _ in range(count)]
+        buffers: list[memoryview] = []
+        index = self._lent_up_to[stream]
+        end = min(self._page_count, index + _LOOK_AHEAD_PAGES) if self.accepted else index
+        while len(buffers) < pages and index < end:
+            sizes = self._sizes(index)[stream]
+            size = 0 if isinstance(sizes, range) else min(sizes)
+            if least_bytes <= size <= self.segment_bytes and not self._has_begun(index, stream):
+                room_bytes -= size
+                if room_bytes < 0:
+                    break
+                buffers.append(self._pool.take(size))
+                self.lent_bytes[stream] += size
+            index += 1
+        self._lent_up_to[stream] = index
+        self._lent_pages[stream] += len(buffers)
+        return buffers
+
+    def _has_begun(self, index: int, stream: int) -> bool:
+        page = self._pages.get(index)
+        return page is not None and (page.streams[stream] is not None or page.handed_out > stream)
+
+    def lent_too_much(self, stream: int) -> bool:
+        """More is lent in a stream than credit and pages are left for."""
+        pages = self._page_count - self._begun_pages[stream]
+        return self.lent_bytes[stream] > self.windows[stream].outstanding or self._lent_pages[stream] > pages
 
     def all_lent(self, stream: int) -> bool:
-        """A buffer is lent for every page of a stream that has not begun."""
-        return self._begun_pages[stream] + self._lent_pages[stream] == self._page_count
+        """Buffers are lent for all pages of a stream for which they can be."""
+        return self._lent_up_to[stream] == self._page_count
 
     def take_lent(self, header: SegmentHeader, payload_sum: int, lent: memoryview) -> list[PageArrived]:
         """A lane hands back this buffer with a whole page stream that has this checksum: as `place`, `segment_arrived`.
@@ -312,6 +336,7 @@ class ReceiveState:
 
     def take_back(self, stream: int, buffers: Sequence[memoryview]) -> None:
         """Lent buffers of a stream are free again."""
+        self._lent_up_to[stream] = 0
         for buffer in buffers:
             self._not_lent(stream, buffer)
             self._pool.give(buffer)
