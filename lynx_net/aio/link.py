@@ -341,13 +341,14 @@ class Link:
             if not self.core.is_sending(transfer.id):
                 self._drain()  # why it has ended may not have been handled yet
                 transfer.delivered.done()
-            now = self.clock()
+            now, queued_bytes = self.clock(), 0
             for page, stream, data, rank in streams:
-                self.core.submit(transfer.id, page, stream, data, now, rank)
-            if self.core.queued_bytes(transfer.id, 0) >= self.core.send_queue_bytes:
+                queued_bytes = self.core.submit(transfer.id, page, stream, data, now, rank)
+            if queued_bytes >= self.core.send_queue_bytes:
                 self._waiting_for_room.add(transfer.id)
                 transfer.has_room(False)
-            self._wake_soon()
+            if not self._waking:
+                self._wake_soon()
 
     def few_queued(self, transfer: OutgoingTransfer, most_bytes: int) -> bool:
         """Whether at most so many bytes of an outgoing transfer are queued; if not, it is told when that is so."""

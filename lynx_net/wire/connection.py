@@ -233,8 +233,10 @@ class LinkCore:
 
     def submit(
         self, transfer: int, page: int, stream: int, data: memoryview, now: float, rank: tuple[int, ...] = ()
-    ) -> None:
+    ) -> int:
         """Queue one stream of one page; `data` must stay unchanged until the transfer has ended.
+
+        Returns the bytes of stream 0 that wait to be sent.
 
         Of what is queued in a stream the lowest rank goes first, equal ones in the order in which they came.
 
@@ -249,6 +251,7 @@ class LinkCore:
         self.scheduler.submit(transfer, page, stream, data, rank)
         if not waited:
             self._send_progress_s[transfer] = now
+        return queue.queued_bytes[0]
 
     def is_sending(self, transfer: int) -> bool:
         """Whether an outgoing transfer has not ended."""

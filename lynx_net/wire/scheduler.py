@@ -192,9 +192,13 @@ class SendQueue:
 
     def waits_for_peer(self) -> bool:
         """True if nothing can be sent before the receiver says something: it grants no credit, or it has everything."""
-        if any(self.sendable(stream) for stream in range(len(self.pages))):
-            return False
-        return not self.unsent or any(self.pages)
+        queued = False
+        for stream, pages in enumerate(self.pages):
+            if pages:
+                if self.sendable(stream):
+                    return False
+                queued = True
+        return queued or not self.unsent
 
     def next_length(self, stream: int) -> int:
         """Payload bytes of the next segment of a stream that has bytes queued (rule 5)."""
@@ -256,9 +260,11 @@ class Scheduler:
         queue = self._queues.get(transfer)
         if queue is None:
             raise LocalProtocolError(f"transfer {transfer} is not open for sending")
-        was_sendable = 0 <= stream < len(queue.pages) and queue.sendable(stream)
+        pages = queue.pages[stream] if 0 <= stream < len(queue.pages) else ()
+        first = pages[0] if pages else None
+        was_sendable = first is not None and queue.sendable(stream)
         queue.append(page, stream, data, rank)
-        if queue.sendable(stream) == was_sendable:
+        if queue.pages[stream][0] is first or queue.sendable(stream) == was_sendable:
             return
         if was_sendable:  # what goes first now needs more credit
             key = (queue.classes[stream], queue.deadline_s)
