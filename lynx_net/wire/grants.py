@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from lynx_net.wire.pool import BufferPool
 
@@ -29,8 +29,7 @@ __all__ = ["EARLY_BYTES", "CreditBook", "Grant"]
 EARLY_BYTES = 256 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Grant:
+class Grant(NamedTuple):
     """Tell this link's peer that the stream may have sent `limit` bytes; stream -1: the transfer is accepted."""
 
     link: Hashable

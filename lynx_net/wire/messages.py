@@ -225,6 +225,8 @@ _EXTENSIONS = msgpack.ExtType | msgpack.Timestamp
 _SCHEMAS: dict[str, dict[str, tuple[type, ...]]] = {
     tag: {field.name: _FIELD_TYPES[str(field.type)] for field in fields(kind)} for tag, kind in MESSAGE_TYPES.items()
 }
+_FLAT = frozenset(tag for tag, schema in _SCHEMAS.items() if (dict,) not in schema.values())
+"""Messages in whose fields nothing can be nested."""
 
 
 def encode_message(message: Message) -> bytes:
@@ -234,7 +236,8 @@ def encode_message(message: Message) -> bytes:
     if wrong is not None:
         raise LocalProtocolError(f"a {message.tag} message whose {wrong}")
     try:
-        _check_nested(data)
+        if message.tag not in _FLAT:
+            _check_nested(data)
         packed = bytes(msgpack.packb(data, use_bin_type=True) or b"")
     except (TypeError, ValueError, OverflowError) as error:
         raise LocalProtocolError(f"a {message.tag} message cannot be packed: {error}") from error
@@ -258,7 +261,8 @@ def decode_message(payload: bytes) -> Message:
             max_map_len=MAX_ITEMS,
             max_ext_len=0,
         )
-        _check_nested(data)
+        if not _is_flat(data):
+            _check_nested(data)
     except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
         raise RemoteProtocolError(f"a control message cannot be unpacked: {error or type(error).__name__}") from error
     tag = data.get("t") if isinstance(data, dict) else None
@@ -275,6 +279,12 @@ def decode_message(payload: bytes) -> Message:
     if wrong is not None:
         raise RemoteProtocolError(f"a {tag} message whose {wrong}")
     return MESSAGE_TYPES[tag](**data)
+
+
+def _is_flat(data: object) -> bool:
+    """A message whose fields are those of its type, where `_wrong_field` finds all that `_check_nested` would."""
+    tag = data.get("t") if isinstance(data, dict) else None
+    return isinstance(tag, str) and tag in _FLAT and isinstance(data, dict) and len(data) == len(_SCHEMAS[tag]) + 1
 
 
 def _wrong_field(data: dict[str, Any], schema: dict[str, tuple[type, ...]]) -> str | None:

@@ -157,9 +157,9 @@ class ReceiveState:
         self._sizes = sizes
         self._page_count = layout.page_count
         self._pages_per_layer = len(layout.layer_pages(0)) if layout.layers else 0
-        self._largest_bytes = self._largest_pages()
+        self._largest_bytes, most_bytes = self._page_bounds()
         self._full_windows = windows
-        self.windows = [ReceiveWindow(size, most=most) for size, most in zip(windows, self._most_bytes(), strict=True)]
+        self.windows = [ReceiveWindow(size, most=most) for size, most in zip(windows, most_bytes, strict=True)]
         self.windows[0].limit = initial_credit
         self._early_window = early_window
         self._pages: dict[int, _Page] = {}
@@ -197,22 +197,22 @@ class ReceiveState:
         """The most bytes that a page can have in this stream."""
         return self._largest_bytes[stream]
 
-    def _largest_pages(self) -> list[int]:
-        """The same for all streams; all layers are cut alike, but may differ in codecs."""
-        if not self._page_count:
-            return [0] * self.streams
+    def _page_bounds(self) -> tuple[list[int], Sequence[int | None]]:
+        """Of each stream the most bytes that a page can have, and all pages together.
+
+        The latter is known of small transfers only: a Credit less is worth counting there.
+        """
+        if self._page_count <= FEW_PAGES:
+            pages = [self._sizes(page) for page in range(self._page_count)]
+            most = [[largest_of(sizes[stream]) for sizes in pages] for stream in range(self.streams)]
+            return [max(of_pages, default=0) for of_pages in most], [sum(of_pages) for of_pages in most]
+        # All layers are cut alike, but may differ in codecs.
         first = (self.layout.page(index) for index in self.layout.layer_pages(0))
         alike = {(page.kind, page.shape): page.index for page in first}.values()
         starts = range(0, self._page_count, self._pages_per_layer)
         pages = [self._sizes(start + index) for start in starts for index in alike]
-        return [max(largest_of(sizes[stream]) for sizes in pages) for stream in range(self.streams)]
-
-    def _most_bytes(self) -> list[int | None]:
-        """The most bytes that each stream can have, of small transfers: a Credit less is worth counting there."""
-        if self._page_count > FEW_PAGES:
-            return [None] * self.streams
-        pages = [self._sizes(page) for page in range(self._page_count)]
-        return [sum(largest_of(sizes[stream]) for sizes in pages) for stream in range(self.streams)]
+        largest = [max(largest_of(sizes[stream]) for sizes in pages) for stream in range(self.streams)]
+        return largest, [None] * self.streams
 
     def _set_windows(self, room_bytes: int) -> None:
         """Whole windows up to the first stream that is owed; those behind it share so much (rule 7)."""
