@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -10,10 +11,12 @@ if TYPE_CHECKING:
 __all__ = ["BufferPool"]
 
 KEPT_BYTES = 256 * 1024 * 1024
+MAPPED_BYTES = 128 * 1024
+"""From this size on a new buffer is mapped: its pages come when they are written, not while others wait for this side."""
 
 
 def _ordinary(size: int) -> memoryview:
-    return memoryview(bytearray(size))
+    return memoryview(mmap.mmap(-1, size) if size >= MAPPED_BYTES else bytearray(size))
 
 
 class BufferPool:
