@@ -5,7 +5,7 @@ makes us hold more memory than was reserved for it.
 
 Streams of the corpus (fuzz/corpus, what the two sides of a real link said) are cut into frames, mutated, mostly with
 their checksums made right again so that the damage gets past the first gate, and fed in portions of any size to a
-FrameReader, decode_message and a LinkCore that is sending and receiving. A failing stream is kept in fuzz/failures
+FrameReader, decode_message and a LinkCore that is sending and receiving, some segments by way of lent buffers. A failing stream is kept in fuzz/failures
 and is run again with `--replay FILE`.
 """
 
@@ -26,10 +26,19 @@ import msgpack
 
 from lynx_net.errors import LocalProtocolError, LynxError, RemoteProtocolError
 from lynx_net.wire.config import LinkConfig
-from lynx_net.wire.connection import Event, LinkCore, OfferReceived, RequestReceived, SegmentAwaitsOffer, TransferFailed
+from lynx_net.wire.connection import (
+    Arrived,
+    Event,
+    LinkCore,
+    OfferReceived,
+    RequestReceived,
+    SegmentAwaitsOffer,
+    TransferFailed,
+)
 from lynx_net.wire.frames import (
     HEADER_BYTES,
     MAX_CONTROL_BYTES,
+    SEGMENT,
     ControlFrame,
     FrameReader,
     SegmentFrame,
@@ -41,6 +50,7 @@ from lynx_net.wire.frames import (
 from lynx_net.wire.frames import Frame as Parsed
 from lynx_net.wire.grants import CreditBook, Grant
 from lynx_net.wire.layout import CacheLayout
+from lynx_net.wire.lending import Lender
 from lynx_net.wire.messages import decode_message
 from lynx_net.wire.receiving import PageArrived
 from lynx_net.wire.scheduler import SendBytes
@@ -211,6 +221,37 @@ def mutate(corpus: list[list[Frame]], rng: random.Random) -> bytes:
 # ---- the target
 
 
+class Shelves:
+    """Lent buffers, and what a lane does that has them: takes whole page streams without asking for their places."""
+
+    def __init__(self) -> None:
+        self.lent: list[tuple[int, int, memoryview]] = []
+
+    def put(self, transfer: int, stream: int, buffers: list[memoryview], low_bytes: int, /) -> None:
+        self.lent += [(transfer, stream, buffer) for buffer in buffers]
+
+    def take_back(self, transfer: int, stream: int, /) -> list[memoryview]:
+        taken = [one for one in self.lent if one[0] == transfer and stream in (-1, one[1])]
+        self.lent = [one for one in self.lent if one not in taken]
+        return [buffer for _, _, buffer in taken]
+
+    def read(self, stream: bytes, at: int) -> tuple[SegmentHeader, int, memoryview] | None:
+        """The segment that begins there, in a lent buffer, if it is sound and whole and there is one for it."""
+        if len(stream) - at < HEADER_BYTES or checksum(stream[at : at + 40]) != int.from_bytes(stream[at + 40 : at + 48], "little"):
+            return None
+        kind, number, following, length, transfer, page, offset, stream_bytes, zero, wanted = HEAD.unpack_from(stream, at)
+        payload = stream[at + HEADER_BYTES : at + HEADER_BYTES + length]
+        if kind != SEGMENT or following or offset or zero or not len(payload) == length == stream_bytes:
+            return None
+        for index, (of, in_stream, buffer) in enumerate(self.lent):
+            if (of, in_stream, buffer.nbytes) == (transfer, number, length):
+                del self.lent[index]
+                buffer[:] = payload
+                header = SegmentHeader(transfer, page, number, offset, length, stream_bytes, wanted)
+                return header, checksum(payload), buffer
+        return None
+
+
 @dataclass
 class Target:
     """A core that sends two transfers and receives what it is offered, driven by one stream of bytes."""
@@ -234,6 +275,8 @@ class Target:
             rate_bps=None,
             now=0.0,
         )
+        self.shelves = Shelves()
+        self.core.lender = Lender(self.shelves, least_bytes=1)
         layout = CacheLayout(layers=1, tokens=2, heads=1, key_size=3, value_size=0, page_tokens=1)
         for _ in range(2):
             transfer = self.core.offer(
@@ -257,10 +300,14 @@ class Target:
         """Feed the stream; returns how it ended."""
         at = 0
         while at < len(stream):
+            if self.reader.idle and self.shelves.lent:
+                at = self.read_lent(stream, at)
             portion = stream[at : at + self.rng.choice((1, 47, 48, 500, 5000, 100_000))]
             while portion:
                 ahead = self.reader.idle and self.rng.random() < 0.3
                 views = [self.reader.ahead()] if ahead else self.reader.buffers()
+                if self.shelves.lent and not ahead and len(views) > 1:
+                    views.pop()  # there may be a lent buffer for what comes next
                 filled = put(portion, views)
                 if not ahead and filled == sum(map(len, views)) and len(views[-1]) == HEADER_BYTES:
                     room = self.reader.header_room()[: HEADER_BYTES * headers_following(views[-1])]
@@ -273,8 +320,26 @@ class Target:
                     if not self.act_on(frames):
                         return "waits for an offer"
                     frames = self.reader.received_ahead()
+                if self.reader.idle and self.shelves.lent:
+                    break
             self.act()
         return "read" if self.reader.idle else "truncated"
+
+    def read_lent(self, stream: bytes, at: int) -> int:
+        """Segments for which there are lent buffers; returns where they end."""
+        arrived: list[Arrived] = []
+        while (one := self.shelves.read(stream, at)) is not None:
+            arrived.append(one)
+            at += HEADER_BYTES + one[0].length
+        events: list[Event] = []
+        try:
+            self.core.segments(arrived, self.now, events)
+        finally:
+            self.handle(events)
+        self.core.frames_received(0, len(arrived))
+        self.core.lend(arrived)
+        self.check_memory()
+        return at
 
     def act_on(self, frames: Sequence[Parsed]) -> bool:
         """False where the offer of a segment has not come."""
@@ -300,6 +365,7 @@ class Target:
         """A segment is in its place, or was dropped."""
         if payload is not None:
             self.handle(self.core.segment(header, checksum(payload), self.now))
+            self.core.lend([(header, 0, None)])
 
     def act(self) -> None:
         """Our own side: sends, lets time pass, gives transfers up."""
@@ -324,6 +390,10 @@ class Target:
                     self.handle(
                         self.core.take(offer, layout, lambda page, n=streams: sizes_of(page, n), need, self.now)
                     )
+                    state = self.core.receive_state(offer.transfer)
+                    if state is not None and self.core.lender is not None:
+                        for stream in range(streams):
+                            self.core.lender.lend(state, stream)
                 case PageArrived(transfer, page, stream):
                     state = self.core.receive_state(transfer)
                     if state is not None and self.rng.random() < 0.9:
@@ -345,6 +415,7 @@ class Target:
             mine = sum(
                 stream.data.nbytes for page in state._pages.values() for stream in page.streams if stream is not None
             )
+            mine += sum(state.lent_bytes)
             if mine > (entry.need_bytes if state.accepted else entry.early_bytes):
                 raise InvariantBroken(f"transfer {transfer} holds {mine} bytes, more than was reserved")
             held += mine

@@ -220,7 +220,7 @@ async def test_a_lane_that_is_lost_gives_its_buffers_back(lanes: ModuleType) -> 
         rest = [one for burst in bursts for one in burst][done:]
         assert 0 < len(rest) < 8
         await receiver.feed(1, b"".join(burst_of([one]) for one in rest))
-        receiver.ends[0] = receiver.ends[1]
+        receiver.ends.pop(0).close()
         await receiver.outcome()
         assert {key[1] for key in receiver.owner.pages} == {header.page for burst in bursts for header, _ in burst}
 
