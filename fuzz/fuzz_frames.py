@@ -5,8 +5,8 @@ makes us hold more memory than was reserved for it.
 
 Streams of the corpus (fuzz/corpus, what the two sides of a real link said) are cut into frames, mutated, mostly with
 their checksums made right again so that the damage gets past the first gate, and fed in portions of any size to a
-FrameReader, decode_message and a LinkCore that is sending and receiving, some segments by way of lent buffers. A failing stream is kept in fuzz/failures
-and is run again with `--replay FILE`.
+FrameReader, decode_message and a LinkCore that is sending and receiving, some segments in lent buffers. A failing
+stream is kept in fuzz/failures and is run again with `--replay FILE`.
 """
 
 from __future__ import annotations
@@ -237,9 +237,13 @@ class Shelves:
 
     def read(self, stream: bytes, at: int) -> tuple[SegmentHeader, int, memoryview] | None:
         """The segment that begins there, in a lent buffer, if it is sound and whole and there is one for it."""
-        if len(stream) - at < HEADER_BYTES or checksum(stream[at : at + 40]) != int.from_bytes(stream[at + 40 : at + 48], "little"):
+        if len(stream) - at < HEADER_BYTES or checksum(stream[at : at + 40]) != int.from_bytes(
+            stream[at + 40 : at + 48], "little"
+        ):
             return None
-        kind, number, following, length, transfer, page, offset, stream_bytes, zero, wanted = HEAD.unpack_from(stream, at)
+        kind, number, following, length, transfer, page, offset, stream_bytes, zero, wanted = HEAD.unpack_from(
+            stream, at
+        )
         payload = stream[at + HEADER_BYTES : at + HEADER_BYTES + length]
         if kind != SEGMENT or following or offset or zero or not len(payload) == length == stream_bytes:
             return None

@@ -305,7 +305,7 @@ class LinkCore:
     def batch_bytes(self, lane: int, most_bytes: int) -> int:
         """How many bytes a lane may take together: a segment's, or up to `most_bytes` where that delays nothing urgent.
 
-        It would on lane 0 of several and on a paced link. Nor is it ever more than the lane's share of what can be sent.
+        It would on lane 0 of several and on a paced link. It is never more than the lane's share of what can be sent.
         """
         if (not lane and len(self._lanes) > 1) or most_bytes <= self.segment_bytes or self.scheduler.pacer is not None:
             return self.segment_bytes

@@ -2,8 +2,8 @@
 
 A lane that has to ask for the place of every segment spends more time on that than on the bytes. Rules:
 
-1. Only what is a whole stream of a page in one segment is received so. A buffer has the smallest size that the codec can
-   give the page it is lent for; what has another one is received as ever.
+1. Only a whole stream of a page in one segment is received so. A buffer has the smallest size that the codec can give
+   the page for which it is lent; what has another size is received as ever.
 2. Every header that came so is then checked as all are, by `ReceiveState.place`: what breaks a rule is found when the
    lane tells of it instead of before its payload is read, and has done no harm, since
 3. the bytes lent never exceed the credit that the peer has left in that stream, and the buffers lent never the pages

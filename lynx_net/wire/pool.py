@@ -12,7 +12,7 @@ __all__ = ["BufferPool"]
 
 KEPT_BYTES = 256 * 1024 * 1024
 MAPPED_BYTES = 128 * 1024
-"""From this size on a new buffer is mapped: its pages come when they are written, not while others wait for this side."""
+"""From this size on a new buffer is mapped: its memory comes when it is written, not while somebody holds a lock."""
 
 
 def _ordinary(size: int) -> memoryview:

@@ -322,7 +322,12 @@ class ReceiveState:
             page = self._pages[index] = _Page(self.streams)
         window = self.windows[stream]
         plain = page is not None and page.streams[stream] is None and page.handed_out <= stream
-        if plain and length in self._sizes(index)[stream] and length <= window.outstanding and payload_sum == wanted_sum:
+        if (
+            plain
+            and length in self._sizes(index)[stream]
+            and length <= window.outstanding
+            and payload_sum == wanted_sum
+        ):
             assert page is not None
             window.received += length
             page.streams[stream] = _PageStream(lent, 0)

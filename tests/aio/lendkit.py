@@ -22,7 +22,7 @@ from lynx_net.wire.messages import OfferMessage, encode_message
 from lynx_net.wire.receiving import PageArrived
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from lynx_net.aio.lane_io import LaneIo
     from lynx_net.errors import LynxError
@@ -102,7 +102,9 @@ class Owner:
             for event in events:
                 match event:
                     case OfferReceived(offer, layout):
-                        need = sum(size_of(page, stream) for page in range(layout.page_count) for stream in range(STREAMS))
+                        need = sum(
+                            size_of(page, stream) for page in range(layout.page_count) for stream in range(STREAMS)
+                        )
                         self.post(self.core.take(offer, layout, self.sizes, need, self.clock()))
                         if self.pump is not None:
                             self.pump.wake()
@@ -220,9 +222,7 @@ class Receiver:
         for end in self.ends:
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_WR)
-        async with asyncio.timeout(10):
-            while self.pump._connections:
-                await asyncio.sleep(0.001)
+        await until(lambda: not self.pump._connections)
         owner, core = self.owner, self.owner.core
         states = {transfer: core.receive_state(transfer) for transfer in sorted(core._receiving)}
         outcome = Outcome(
@@ -246,6 +246,15 @@ class Receiver:
             assert state is not None
             assert owner.error is not None or state.lent_bytes == [0] * STREAMS, "something is still lent"
         return outcome
+
+
+async def until(happened: Callable[[], bool]) -> None:
+    """Look again and again, for up to ten seconds: what is waited for happens in threads."""
+    async with asyncio.timeout(10):
+        while True:
+            if happened():
+                return
+            await asyncio.sleep(0.001)
 
 
 def _read_all(end: socket.socket) -> None:

@@ -11,7 +11,7 @@ import struct
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from lendkit import (
     CONFIG,
     SEGMENT_BYTES,
-    SIZES,
     STREAMS,
     Outcome,
     Receiver,
@@ -29,6 +28,7 @@ from lendkit import (
     segment_of,
     segments_of,
     size_of,
+    until,
 )
 
 from hatch_build import SOURCE, compile_lanes, find_compiler
@@ -70,7 +70,9 @@ def stream_of(seed: int, breaks: str, *, repeats: int, aborts: bool) -> bytes:
     """What a peer sends: two transfers with their segments in any order and in bursts, some twice, and one broken."""
     rng = random.Random(seed)
     distance = rng.choice((1, 4, 100))
-    streams = [(transfer, page, stream) for transfer in PAGES for stream in range(STREAMS) for page in range(PAGES[transfer])]
+    streams = [
+        (transfer, page, stream) for transfer in PAGES for stream in range(STREAMS) for page in range(PAGES[transfer])
+    ]
     ordered = sorted((place + rng.random() * distance, one) for place, one in enumerate(streams))
     segments = [segment for _, one in ordered for segment in segments_of(*one)]
     for _ in range(repeats):
@@ -117,8 +119,7 @@ def broken(rng: random.Random, how: str, header: SegmentHeader, payload: bytes) 
 async def _receive(io: lane_io.LaneIo, stream: bytes, cuts: list[int]) -> Outcome:
     async with Receiver(io) as receiver:
         feeding = asyncio.create_task(receiver.feed(0, stream, cuts))
-        while not feeding.done() and receiver.owner.error is None:
-            await asyncio.sleep(0.001)
+        await until(lambda: feeding.done() or receiver.owner.error is not None)
         if receiver.owner.error is not None:
             receiver.ends[0].shutdown(2)
         await feeding
@@ -152,7 +153,8 @@ def test_the_same_bytes_come_to_the_same_end(
     # More or fewer pages of a transfer that fails may have been decoded before. Headers of a burst are looked at before
     # its payloads here, after them there.
     whole = [
-        {key: streams for key, streams in outcome.pages.items() if key[0] not in outcome.failed} for outcome in (plain, lent)
+        {key: streams for key, streams in outcome.pages.items() if key[0] not in outcome.failed}
+        for outcome in (plain, lent)
     ]
     if plain.error:
         assert all(len(whole[1][key]) >= len(streams) for key, streams in whole[0].items())
@@ -187,9 +189,7 @@ async def test_more_than_was_granted_is_refused_in_both_ways(lanes: ModuleType, 
         pages = [page for page in range(200) if size_of(page, 0) == SEGMENT_BYTES]
         stream = [offer_of(2, 200), *[burst_of([segment_of(2, page, 0)]) for page in pages]]
         feeding = asyncio.create_task(receiver.feed(0, b"".join(stream)))
-        async with asyncio.timeout(5):
-            while receiver.owner.error is None:
-                await asyncio.sleep(0.001)
+        await until(lambda: receiver.owner.error is not None)
         receiver.ends[0].shutdown(2)
         await feeding
         assert "FlowControlError" in (await receiver.outcome()).error
@@ -199,14 +199,16 @@ async def test_more_than_was_granted_is_refused_in_both_ways(lanes: ModuleType, 
 async def test_a_lane_that_is_lost_gives_its_buffers_back(lanes: ModuleType) -> None:
     """What was in the middle of a burst comes again on another lane."""
     async with Receiver(lane_io.native(lanes), lanes=2) as receiver:
-        bursts = [[segment_of(2, page, stream) for page in range(first, first + 4)] for first in (0, 44, 88) for stream in (0, 1)]
+        bursts = [
+            [segment_of(2, page, stream) for page in range(first, first + 4)]
+            for first in (0, 44, 88)
+            for stream in (0, 1)
+        ]
         bursts = [burst for burst in bursts if all(len(payload) == header.stream_bytes for header, payload in burst)]
         sent = b"".join([offer_of(2, 132), *map(burst_of, bursts)])
         await receiver.feed(0, sent[:-100_000])
         receiver.ends[0].shutdown(socket.SHUT_RDWR)
-        async with asyncio.timeout(5):
-            while 0 in receiver.pump._connections:
-                await asyncio.sleep(0.001)
+        await until(lambda: 0 not in receiver.pump._connections)
         core = receiver.owner.core
         state = core.receive_state(2)
         assert state is not None
@@ -239,7 +241,7 @@ class Keep(IncomingTransfer):
 
     def page_arrived(self, page: int, stream: int) -> None:
         self.sums = getattr(self, "sums", {})
-        for index, view in enumerate(self.link.page_streams(self, page, stream)):
+        for index, view in enumerate(self.link.page_streams(self, [page], stream)[0]):
             self.sums[page, index] = checksum(view)
         self.link.decoded(self, [page], stream)
 

@@ -14,6 +14,9 @@ STATE_FILES = (
     "pyproject.toml",
     "hatch_build.py",
     "lynx_net/aio/_lanes.c",
+    "lynx_net/aio/_lanes.h",
+    "lynx_net/aio/_lanes_receive.c",
+    "lynx_net/aio/_lanes_stock.c",
     "scripts/constraints.txt",
     "scripts/environment.sh",
 )
@@ -34,7 +37,7 @@ class Checkout:
         self.folder = folder
         shutil.copytree(ROOT / "scripts", folder / "scripts")
         (folder / "lynx_net" / "aio").mkdir(parents=True)
-        for name in STATE_FILES[:3]:
+        for name in STATE_FILES[:6]:
             shutil.copy(ROOT / name, folder / name)
         programs = folder / ".venv" / "bin"
         programs.mkdir(parents=True)
