@@ -36,6 +36,7 @@ class Stock(Protocol):
 
     def take_back(self, transfer: int, stream: int, /) -> list[memoryview]:
         """Those of a stream, or of all streams (-1), of a transfer that no lane uses. They are lent no more."""
+        ...
 
 
 class Lender:
