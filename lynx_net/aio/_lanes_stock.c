@@ -83,19 +83,22 @@ static Loan *pop(Stock *stock, Shelf *shelf)
     return loan;
 }
 
-/* Room for so many shelves in all; only where the interpreter is locked, so that nobody else makes it. */
-static int make_room(Stock *stock, size_t wanted)
+/* Room for one shelf more. Only where the interpreter is locked: then nobody else adds any before it is used. */
+static int make_room(Stock *stock)
 {
-    if (wanted <= stock->room)
-        return 0;
+    int failed = 0;
     pthread_mutex_lock(&stock->mutex);
-    Shelf *more = PyMem_Realloc(stock->shelves, 2 * wanted * sizeof *more);
-    if (more != NULL) {
-        stock->shelves = more;
-        stock->room = 2 * wanted;
+    if (stock->used == stock->room) {
+        size_t room = 2 * stock->room + 16;
+        Shelf *more = PyMem_Realloc(stock->shelves, room * sizeof *more);
+        failed = more == NULL;
+        if (!failed) {
+            stock->shelves = more;
+            stock->room = room;
+        }
     }
     pthread_mutex_unlock(&stock->mutex);
-    return more != NULL ? 0 : -1;
+    return failed ? -1 : 0;
 }
 
 PyDoc_STRVAR(put_doc, "put(transfer, stream, buffers, low_bytes)\n--\n\n"
@@ -113,7 +116,7 @@ static PyObject *stock_put(PyObject *self, PyObject *args)
         return NULL;
     for (Py_ssize_t index = 0; index < PyList_Size(buffers); index++) {
         Loan *loan = PyMem_Calloc(1, sizeof *loan);
-        if (loan == NULL || make_room(stock, stock->used + 1) < 0) {
+        if (loan == NULL || make_room(stock) < 0) {
             PyMem_Free(loan);
             return PyErr_NoMemory();
         }
