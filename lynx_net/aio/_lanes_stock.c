@@ -12,7 +12,6 @@
 
 enum { MAX_BURST = 256 };          /* segments whose headers may come before their payloads, as in frames.py */
 enum { MAX_FULL = 2 * MAX_BURST }; /* payloads handed back together */
-enum { MOST_BYTES = 8 << 20 };     /* after so many, a call comes back */
 enum { PAUSE_MS = 1 };             /* in which a sender that has more may send nothing */
 enum { LEAST_PIECE = 1 << 16, MOST_PIECE = 1 << 20 };
 
@@ -236,6 +235,7 @@ typedef struct {
     size_t headers_filled, headers_wanted;
     int refused; /* the headers are for Python */
     size_t piece_bytes;
+    size_t most_bytes; /* after so many, a call comes back */
 } Reader;
 
 static uint32_t get32(const unsigned char *from)
@@ -366,7 +366,7 @@ static ssize_t read_on(Reader *self, int fd, int wait_ms)
 {
     ssize_t total = 0, got;
     int64_t began = 0;
-    while (!self->refused && self->full_count + MAX_BURST <= MAX_FULL && self->full_bytes < MOST_BYTES) {
+    while (!self->refused && self->full_count + MAX_BURST <= MAX_FULL && self->full_bytes < self->most_bytes) {
         if (self->burst.count) {
             size_t wanted, most = self->full_count ? self->piece_bytes : MOST_PIECE;
             got = lanes_receive_piece(fd, &self->burst, most, &wanted);
@@ -503,10 +503,18 @@ static void reader_dealloc(PyObject *object)
     free_object(object);
 }
 
-PyDoc_STRVAR(reader_doc, "reader()\n--\n\nA reader for one connection, which fills buffers of this stock.");
+PyDoc_STRVAR(reader_doc, "reader(most_bytes)\n--\n\n"
+                         "A reader for one connection, which fills buffers of this stock and comes back after so many bytes.");
 
 static PyObject *stock_reader(PyObject *stock, PyObject *args)
 {
+    Py_ssize_t most_bytes;
+    if (!PyArg_ParseTuple(args, "n:reader", &most_bytes))
+        return NULL;
+    if (most_bytes < 1) {
+        PyErr_SetString(PyExc_ValueError, "a reader reads at least a byte");
+        return NULL;
+    }
     PyObject *type = PyObject_GetAttrString(PyType_GetModule(Py_TYPE(stock)), "Reader");
     Reader *self = type != NULL ? (Reader *)PyType_GenericAlloc((PyTypeObject *)type, 0) : NULL;
     Py_XDECREF(type);
@@ -517,6 +525,7 @@ static PyObject *stock_reader(PyObject *stock, PyObject *args)
     self->burst.sums = self->sums;
     self->headers_wanted = HEADER_BYTES;
     self->piece_bytes = LEAST_PIECE;
+    self->most_bytes = (size_t)most_bytes;
     self->burst.running = lanes_hash_create();
     if (self->burst.running == NULL) {
         Py_DECREF((PyObject *)self);
@@ -550,7 +559,7 @@ static PyType_Spec reader_spec = {
 static PyMethodDef stock_methods[] = {
     {"put", stock_put, METH_VARARGS, put_doc},
     {"take_back", stock_take_back, METH_VARARGS, take_back_doc},
-    {"reader", stock_reader, METH_NOARGS, reader_doc},
+    {"reader", stock_reader, METH_VARARGS, reader_doc},
     {NULL, NULL, 0, NULL},
 };
 

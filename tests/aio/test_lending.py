@@ -326,7 +326,9 @@ def test_wrong_arguments_of_a_stock(lanes: ModuleType) -> None:
         lanes.Reader()
     with pytest.raises(TypeError):
         lanes.Stock(5)
-    reader = stock.reader()
+    with pytest.raises(ValueError, match="at least a byte"):
+        stock.reader(0)
+    reader = stock.reader(1 << 20)
     one, other = socket.socketpair()
     with one, other:
         for wait_s in (-1.0, float("nan"), 1e9):
@@ -352,7 +354,7 @@ def test_a_stock_and_its_readers_leak_nothing(lanes: ModuleType) -> None:
     def rounds(count: int) -> None:
         for _ in range(count):
             stock = lanes.Stock()
-            reader = stock.reader()
+            reader = stock.reader(1 << 20)
             stock.put(2, 0, [buffer, buffer], 0)  # one after the other comes back
             end.sendall(frame + other)
             count, arrived, _, rest = reader.receive(one.fileno(), 0.0)
