@@ -60,7 +60,7 @@ class AnchorOnly:
     stream_names = ("anchor",)
 
     def __init__(self, transfer: IncomingTransfer) -> None:
-        self.offer = transfer.offer
+        self.offer, self.offered_at_s = transfer.offer, transfer.offered_at_s
         self.anchor_ready = self.residual_ready = self.exact_ready = transfer.anchor_ready
 
 
@@ -115,8 +115,8 @@ class Timing:
             "verified_s": None if done.verified_at_s is None else done.verified_at_s - began_s,
             "draft_times_s": [at_s - began_s for at_s in draft_times],
         }
-        equal = True
-        if done.drafted:
+        equal: bool | None = None
+        if series == "default":
             again = await loop.run_in_executor(
                 self._thread, lambda: decode_again(model, tuple(prompt), NEW_TOKENS, None)
             )

@@ -53,9 +53,9 @@ FULL = Scope(
     curves=8,
     rounds=100,
     sweep_rounds=10,
-    sweep_tokens=(512, 2048, 4096),
+    sweep_tokens=(512, 1024, 4096),
     sweep_rates=(0.5, 2.0, 4.0),
-    time_tokens=1024,
+    time_tokens=2048,
     concurrent_rounds=20,
 )
 
@@ -68,9 +68,9 @@ QUICK = Scope(
     curves=2,
     rounds=2,
     sweep_rounds=1,
-    sweep_tokens=(512,),
+    sweep_tokens=(1024,),
     sweep_rates=(2.0,),
-    time_tokens=1024,
+    time_tokens=2048,
     concurrent_rounds=1,
 )
 
