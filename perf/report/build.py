@@ -35,6 +35,7 @@ FIGURES: tuple[Callable[[Results], Block], ...] = (
     figures_beyond.simulator_error,
     figures_beyond.simulated,
     figures_beyond.peers,
+    figures_beyond.transports,
 )
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from perf.report.figure import Record, Results
 
-__all__ = ["concurrent", "peers", "simulated", "simulator_error"]
+__all__ = ["concurrent", "peers", "simulated", "simulator_error", "transports"]
 
 BOUND = 0.10
 """The largest error of the simulator that is promised."""
@@ -181,20 +181,75 @@ def _ratio(found: Sequence[Record], rate_bps: float, tokens: int) -> Estimate:
 def peers(results: Results) -> Block:
     """Codecs of others on the same tensors."""
     found = results["peers"]
-    rows = []
-    for name in dict.fromkeys(one["name"] for one in found):
-        mine = only(found, name=name)
-        if "failure" in mine[0]:
-            rows.append((name, mine[0]["settings"], f"not measured: {mine[0]['failure']}", "", ""))
-            continue
-        bits, error, speed = (mean_of(mine, field) for field in ("bits", "vnmse", "encode_mvalues_s"))
-        shown = "0" if error is not None and error.value == 0 else f"{error.value:.2e}" if error else ""
-        rows.append((name, mine[0]["settings"], cell(bits), shown, cell(speed, "", 0)))
+    models = [model for model in results["settings"]["models"] if only(found, model=model)]
+    figure, axes = panels(len(models), height=3.8)
+    tables = []
+    for axis, model in zip(axes, models, strict=True):
+        rows = []
+        for number, name in enumerate(dict.fromkeys(one["name"] for one in only(found, model=model))):
+            mine = only(found, name=name, model=model)
+            if "failure" in mine[0]:
+                rows.append((name, mine[0]["settings"], f"not measured: {mine[0]['failure']}", "", ""))
+                continue
+            bits, error, speed = (mean_of(mine, field) for field in ("bits", "vnmse", "encode_mvalues_s"))
+            assert bits is not None
+            assert error is not None
+            exact = error.value == 0
+            rows.append(
+                (name, mine[0]["settings"], cell(bits), "0" if exact else _scientific(error), cell(speed, "", 0) if speed else "")
+            )
+            if exact:
+                continue  # has no place on a logarithmic scale
+            ours = mine[0]["ours"]
+            axis.errorbar(
+                [bits.value], [error.value], yerr=errors_of([error]), color=ACCENTS[4 if ours else number % 4],
+                marker="D" if ours else "osv^PX"[number % 6], markersize=6, capsize=2, linestyle="none", label=name,
+            )
+        axis.set_yscale("log")
+        axis.set_xlabel("bits a value")
+        axis.set_ylabel("vNMSE of attention outputs")
+        axis.set_title(results["settings"]["models"][model])
+        header = (results["settings"]["models"][model], "settings", "bits a value", "vNMSE", "million values coded a second")
+        tables.append(Table(header, rows))
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     return Block(
         name="peers",
         title="Codecs of other projects on the same caches",
         paper="",
-        caption="Each in an environment of its own, at its best settings; bits as its own tensors have them, everything counted.",
+        caption=(
+            "Lower left is better; diamonds are this project's. The codecs of others run in environments of their own, at the best "
+            "settings found, with the same first 4 tokens in 16 bits; all they need for decoding is counted. Speeds are of "
+            "one thread and of what their libraries do on a CPU, for which not all were written."
+        ),
+        svg=themed_svg(figure, "peers", "Bits against error of attention outputs for codecs of other projects"),
+        tables=tables,
+    )
+
+
+def _scientific(one: Estimate) -> str:
+    ends = "" if one.low is None else f" [{one.low:.1e}, {one.high:.1e}]"
+    return f"{one.value:.2e}{ends}"
+
+
+def transports(results: Results) -> Block:
+    """Transports of others with the same payloads."""
+    found = results["transports"]["figures"]
+    sizes = results["transports"]["mib"]
+    rows = [
+        (name, *(f"{one[str(mib)]['gbytes_per_s']:.2f}" for mib in sizes))
+        if "failure" not in one
+        else (name, *([f"not measured: {one['failure']}"] + [""] * (len(sizes) - 1)))
+        for name, one in found.items()
+    ]
+    return Block(
+        name="transports",
+        title="Transports of other projects",
+        paper="",
+        caption=(
+            "GB/s over loopback TCP, each payload acknowledged by its receiver, medians over rounds in which the systems take turns "
+            "(python -m perf.peers). lynx makes a transfer of every payload, with checksums; lynx-open sends pages of one that is open. "
+            "The others go without checksums."
+        ),
         svg=None,
-        tables=[Table(("codec", "settings", "bits a value", "vNMSE", "million values coded a second"), rows)],
+        tables=[Table(("system", *(f"{mib} MiB" for mib in sizes)), rows)],
     )

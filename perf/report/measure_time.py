@@ -238,7 +238,7 @@ async def time_model(
                     cells.put(key, held)
                 passes[str(tokens)] = held
             rate_bps = reference_rate_bps(scope.time_tokens, config, passes[str(scope.time_tokens)])
-            plan = [(scope.time_tokens, rate_bps, scope.rounds)]
+            plan = [(scope.time_tokens, rate_bps, scope.rounds if sweep else scope.other_rounds)]
             if sweep:
                 plan += [(tokens, rate_bps, scope.sweep_rounds) for tokens in scope.sweep_tokens]
                 plan += [(scope.time_tokens, rate_bps * factor, scope.sweep_rounds) for factor in scope.sweep_rates]

@@ -18,6 +18,7 @@ from perf.report.cells import Cells, fingerprint
 from perf.report.corpus import load_corpus
 from perf.report.device import measure_device
 from perf.report.figure import only, samples
+from perf.report.measure_peers import measure_codecs, measure_transports
 from perf.report.series import SERIES
 from perf.report.tasks import CHECKED
 
@@ -74,6 +75,7 @@ async def measure(
         passes[name], reference[name] = timed["passes"], timed["reference"]
     layouts, speeds = {}, {}
     captured: Any = None
+    results["peers"] = []
     for name in models:
         progress.tell(f"{name}: loading the model")
         loaded = load(name, threads)
@@ -89,10 +91,11 @@ async def measure(
         }
         if captured is None:
             captured = (layout, measure_quality.Prompt(loaded, corpus, "summary", 0, scope.text_tokens).captured)
+        results["peers"] += measure_codecs(loaded, name, corpus, scope, quality, progress)
         del loaded
     results["concurrent"] = await _concurrent(results, captured, scope, times, progress)
     results["simulator"] = _simulator(results, models, passes, speeds, layouts)
-    results["peers"] = []
+    results["transports"] = measure_transports(scope, times, progress)
     results["settings"] = {
         "quick": scope.quick,
         "scope": dataclasses.asdict(scope),
@@ -110,7 +113,7 @@ async def measure(
             "decode_token_s": measure_concurrent.DECODE_TOKEN_S,
         },
         "cells": {"measured": times.made + quality.made, "kept_from_earlier_runs": times.reused + quality.reused},
-        "notes": _notes(corpus, device),
+        "notes": _notes(corpus, device, quick=scope.quick),
     }
     results["machine"]["load_after"] = [round(one, 2) for one in os.getloadavg()]
     results["took_s"] = progress.took_s
@@ -149,10 +152,12 @@ def _simulator(results: dict[str, Any], models: Sequence[str], passes: Any, spee
     }
 
 
-def _notes(corpus: Corpus, device: str) -> list[str]:
+def _notes(corpus: Corpus, device: str, *, quick: bool) -> list[str]:
     notes = []
     if corpus.missing is not None:
         notes.append(f"Debian's FAQ could not be had ({corpus.missing}): the tasks are made of documents of this project alone.")
+    if quick:
+        notes.append("A quick run measures those of the peers that are installed; the full run installs them first.")
     if device == "cpu":
         notes.append("Measured on the CPU. The 8B-shaped model of table 1 needs an accelerator (--device cuda).")
     return notes

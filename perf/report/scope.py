@@ -22,12 +22,15 @@ class Scope:
         texts: samples of summaries (which also count drafts and errors) and of perplexity for each model.
         text_tokens: length of their caches.
         curves: caches whose values figure 5 looks at.
-        rounds: transfers of each codec at the paper's ratio, each with another prompt.
+        rounds: transfers of each codec at the paper's ratio, each with another prompt, of the model that figure 11 scales.
+        other_rounds: the same of other models.
         sweep_rounds: the same for the other lengths and rates of figure 11.
         sweep_tokens: lengths of figure 11 beside the reference.
         sweep_rates: rates of figure 11 beside the reference, as multiples of its rate.
         time_tokens: length of the reference.
         concurrent_rounds: of the concurrent requests.
+        peer_caches: caches that the codecs of others are measured on.
+        peer_rounds: of the transports of others.
     """
 
     quick: bool
@@ -37,11 +40,14 @@ class Scope:
     text_tokens: int
     curves: int
     rounds: int
+    other_rounds: int
     sweep_rounds: int
     sweep_tokens: tuple[int, ...]
     sweep_rates: tuple[float, ...]
     time_tokens: int
     concurrent_rounds: int
+    peer_caches: int
+    peer_rounds: int
 
 
 FULL = Scope(
@@ -52,26 +58,32 @@ FULL = Scope(
     text_tokens=1024,
     curves=8,
     rounds=100,
+    other_rounds=100,
     sweep_rounds=10,
     sweep_tokens=(512, 1024, 4096),
     sweep_rates=(0.5, 2.0, 4.0),
     time_tokens=2048,
     concurrent_rounds=20,
+    peer_caches=8,
+    peer_rounds=3,
 )
 
 QUICK = Scope(
     quick=True,
-    answers=3,
+    answers=2,
     answer_tokens=(256, 512),
     texts=2,
     text_tokens=512,
     curves=2,
     rounds=2,
+    other_rounds=1,
     sweep_rounds=1,
     sweep_tokens=(1024,),
     sweep_rates=(2.0,),
     time_tokens=2048,
     concurrent_rounds=1,
+    peer_caches=1,
+    peer_rounds=1,
 )
 
 

@@ -17,7 +17,7 @@ from perf.quality_codecs import Subject
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["SERIES", "SPLIT_BITS", "Series", "codec_plan"]
+__all__ = ["RAW_HEAD", "SERIES", "SPLIT_BITS", "Series", "codec_plan"]
 
 RAW_HEAD = 4
 _DEFAULT: Mapping[str, Any] = {"raw_head": RAW_HEAD, "fine": FINE_LEAST, "fine_share": FINE_SHARE}

@@ -85,8 +85,8 @@ def difference(left: Sequence[float], right: Sequence[float]) -> Difference:
     """How much `left` is above `right`, pair by pair."""
     pairs = _checked(left) - _checked(right)
     found = estimate(pairs.tolist())
-    if not pairs.any():
-        return Difference(0.0, found.low, found.high, 1.0, len(pairs))
+    if not pairs.any() or len(pairs) == 1:  # one pair could as well be the other way round
+        return Difference(found.value, found.low, found.high, 1.0, len(pairs))
     p = scipy_stats.permutation_test(
         (pairs,),
         np.mean,

@@ -88,8 +88,9 @@ def canned() -> dict[str, Any]:
         "transfers": transfers, "answers": answers, "drafts": drafts, "attention": attention,
         "distribution": distribution, "concurrent": concurrent,
         "simulator": {"checked": checked, "predicted": predictions(), "assumptions": "Eight devices."},
-        "peers": [{"name": "zipnn", "settings": "default", "bits": 10.8, "vnmse": 0.0, "encode_mvalues_s": 300.0},
-                  {"name": "hqq", "settings": "4 bits", "failure": "not installed"}],
+        "peers": [one for model in MODELS for one in peers_of(model)],
+        "transports": {"mib": [1, 4], "figures": {
+            "lynx": {"1": {"gbytes_per_s": 1.0}, "4": {"gbytes_per_s": 2.0}}, "nixl": {"failure": "not installed"}}},
         "device": [],
     }  # fmt: skip
 
@@ -112,3 +113,14 @@ def predictions() -> list[dict[str, Any]]:
                      "tt32t_by_prompt_s": by_prompt}
                 )  # fmt: skip
     return found
+
+
+def peers_of(model: str) -> list[dict[str, Any]]:
+    """One of this project's, one without an error, one with, and one that failed."""
+    of = {"model": model, "settings": "some", "ours": False}
+    return [
+        {**of, "name": "default, anchor", "ours": True, "bits": 4.5, "vnmse": 1e-3},
+        {**of, "name": "zipnn", "bits": 10.8, "vnmse": 0.0, "encode_mvalues_s": 300.0},
+        {**of, "name": "quanto", "bits": 4.5, "vnmse": 2e-2, "encode_mvalues_s": 30.0},
+        {**of, "name": "hqq", "failure": "not installed"},
+    ]
