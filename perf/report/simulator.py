@@ -95,13 +95,12 @@ def token_times_s(case: Case, stands: int, tokens: int, max_drafts: int = MAX_DR
         return [anchor_s + one_s * (number + 1) for number in range(tokens)]
     drafts: list[float] = []
     at_s = anchor_s
-    while at_s < last_s and len(drafts) < min(max_drafts, tokens):
+    while at_s < last_s and len(drafts) < max_drafts:
         at_s += one_s
         drafts.append(at_s)
     accepted = min(stands, len(drafts))
     verified_s = max(at_s, last_s) + case.pass_of_s(len(drafts) + 1)
-    times = drafts[:accepted]
-    times += [verified_s + one_s * number for number in range(tokens - accepted)]
+    times = [*drafts[:accepted], *(verified_s + one_s * number for number in range(tokens - accepted))]
     return times[:tokens]
 
 
