@@ -1,8 +1,9 @@
 """One codec of another project on a cache: `python -m perf.peers.codec_child NAME IN.npz OUT.npz`, in its environment.
 
-IN has "keys" and "values", bits of bfloat16 as uint16 [layers, tokens, heads, size], and "raw_head": so many first tokens
-are not coded but counted with 16 bits, as for the codecs of this project. OUT gets both arrays as float32, decoded. What
-was measured goes to standard output as a line of JSON: bytes of everything the decoder needs, and seconds of coding.
+IN has "keys" and "values", bits of bfloat16 as uint16 [layers, tokens, heads, size], and "raw_head": so many first
+tokens are not coded but counted with 16 bits, as for the codecs of this project. OUT gets both as float32, decoded.
+What was measured goes to standard output as a line of JSON: bytes of everything the decoder needs, and seconds of
+coding.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import importlib
 import json
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 Coded = tuple[np.ndarray, int, float]
 """Decoded float32 [tokens, heads, size], bytes, seconds of coding."""

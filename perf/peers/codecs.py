@@ -52,9 +52,7 @@ class PeerCodec:
 
 
 QUANTO = Environment("quanto", ("optimum-quanto", "ninja"), inherits=True, setup=_SETUP)
-HQQ = Environment(
-    "hqq", ("hqq", "termcolor", "einops"), inherits=True, settings={"DISABLE_CUDA": "1"}, setup=_SETUP
-)
+HQQ = Environment("hqq", ("hqq", "termcolor", "einops"), inherits=True, settings={"DISABLE_CUDA": "1"}, setup=_SETUP)
 TURBOQUANT = Environment("turboquant", ("turboquant", "numpy<2.4"), inherits=True, setup=_SETUP)
 ZIPNN = Environment("zipnn", ("zipnn", "zstandard"), inherits=True, setup=_SETUP)
 
@@ -63,8 +61,12 @@ CODECS: Mapping[str, PeerCodec] = {
     "quanto, 2 bits": PeerCodec(module="quanto", environment=QUANTO, bits=2, axis=-1, settings="axis -1, groups of 64"),
     "HQQ, 4 bits": PeerCodec(module="hqq", environment=HQQ, bits=4, axis=1, settings="axis 1, groups of 64"),
     "HQQ, 4 bits, axis 0": PeerCodec(module="hqq", environment=HQQ, bits=4, axis=0, settings="axis 0, groups of 64"),
-    "turboquant, 4 bits": PeerCodec(module="turboquant", environment=TURBOQUANT, bits=4, settings="the form for least error"),
-    "turboquant, 3 bits": PeerCodec(module="turboquant", environment=TURBOQUANT, bits=3, settings="the form for least error"),
+    "turboquant, 4 bits": PeerCodec(
+        module="turboquant", environment=TURBOQUANT, bits=4, settings="the form for least error"
+    ),
+    "turboquant, 3 bits": PeerCodec(
+        module="turboquant", environment=TURBOQUANT, bits=3, settings="the form for least error"
+    ),
     "zipnn": PeerCodec(module="zipnn", environment=ZIPNN, settings="bfloat16, lossless"),
 }
 

@@ -6,9 +6,12 @@ import os
 import subprocess
 import sysconfig
 import venv
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = ["ENVIRONMENTS", "ROOT", "Environment", "Failure", "build", "child_environment", "last_line"]
 

@@ -26,6 +26,7 @@ import lynx_net
 from lynx_net.demo.results import machine_facts
 from perf.bytelevel import PACKAGES
 from perf.peers.environments import ENVIRONMENTS, Environment, Failure, build, child_environment, last_line
+
 MIB = 1 << 20
 RUN_LIMIT_S = 120
 
@@ -229,4 +230,3 @@ def main() -> None:
             "runs": measured["runs"],
         }
         options.json.write_text(json.dumps(facts, indent=1))
-

@@ -1,7 +1,8 @@
 """`python -m perf.report [--quick] [--device cpu|cuda] [--out DIR]`: measure everything, write one page.
 
-Writes `index.html` (which needs nothing else), a file for every plot, `results.json` with all samples, and `machine.json`.
-Cells that were measured before are kept in the user's cache folder, so a run that was interrupted goes on where it was.
+Writes `index.html` (which needs nothing else), a file for every plot, `results.json` with all samples, and
+`machine.json`. Cells that were measured before are kept in the user's cache folder, so a run
+that was interrupted goes on where it was.
 `--from FILE` draws the page anew from raw results and measures nothing.
 """
 
@@ -32,13 +33,19 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The options of the command."""
     parser = argparse.ArgumentParser(prog="python -m perf.report", description="The whole evaluation, as one page.")
     parser.add_argument("--quick", action="store_true", help="few samples: under ten minutes on two cores")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where models run (default: %(default)s)")
-    parser.add_argument("--out", type=Path, default=Path("report"), metavar="DIR", help="where to write (default: %(default)s)")
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="where models run (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("report"), metavar="DIR", help="where to write (default: %(default)s)"
+    )
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), help="default: all")
     parser.add_argument(
         "--threads", type=int, default=len(os.sched_getaffinity(0)), help="of torch for quality (default: %(default)s)"
     )
-    parser.add_argument("--from", type=Path, dest="results", metavar="FILE", help="draw from raw results; measure nothing")
+    parser.add_argument(
+        "--from", type=Path, dest="results", metavar="FILE", help="draw from raw results; measure nothing"
+    )
     return parser.parse_args(arguments)
 
 
@@ -70,9 +77,7 @@ def _measured(options: argparse.Namespace, arguments: list[str], progress: Progr
 
     async def work() -> None:
         scope = QUICK if options.quick else FULL
-        found.append(
-            await measure(scope, options.models, options.device, arguments, progress, threads=options.threads)
-        )
+        found.append(await measure(scope, options.models, options.device, arguments, progress, threads=options.threads))
 
     run_loop(work())
     return found[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from perf.report import figures_beyond, figures_quality, figures_time
+from perf.report import figures_beyond, figures_drafts, figures_quality, figures_time
 from perf.report.draw import standalone
 from perf.report.figure import Table, cell, only, samples
 from perf.report.page import render
@@ -25,11 +25,11 @@ FIGURES: tuple[Callable[[Results], Block], ...] = (
     figures_quality.distribution,
     figures_quality.quality,
     figures_time.time_to_token,
-    figures_quality.acceptance,
+    figures_drafts.acceptance,
     figures_time.context_and_bandwidth,
     figures_quality.attention_errors,
     figures_quality.pareto,
-    figures_quality.survival,
+    figures_drafts.survival,
     figures_time.waiting,
     figures_beyond.concurrent,
     figures_beyond.simulator_error,
@@ -66,16 +66,24 @@ def verdicts_of(results: Results) -> Table:
         if equal:
             same = share(sum(equal), len(equal))
             rows.append(
-                (f"{title}: greedy text of the default codec equal to plain decoding on Q_full", "all",
-                 f"{sum(equal)} of {len(equal)}", "holds" if same.value == 1 else "does not hold")
+                (
+                    f"{title}: greedy text of the default codec equal to plain decoding on Q_full",
+                    "all",
+                    f"{sum(equal)} of {len(equal)}",
+                    "holds" if same.value == 1 else "does not hold",
+                )
             )
         for task in results["settings"]["checked_tasks"]:
             rows += _quality_verdict(results, model, title, task)
     worst, typical = figures_beyond.summary(results)
     bound = figures_beyond.BOUND
     rows.append(
-        ("error of the simulator, largest (median)", f"at most {bound:.0%}", f"{worst:.1%} ({typical:.1%})",
-         "holds" if worst <= bound else "does not hold")
+        (
+            "error of the simulator, largest (median)",
+            f"at most {bound:.0%}",
+            f"{worst:.1%} ({typical:.1%})",
+            "holds" if worst <= bound else "does not hold",
+        )
     )
     return Table(("promise", "bound", "found", "verdict"), rows)
 
@@ -95,8 +103,12 @@ def _quality_verdict(results: Results, model: str, title: str, task: str) -> lis
     shown = cell(Estimate(one.value, one.low, one.high, one.samples), " %", 1, 100)
     inside = one.low is None or one.high is None or one.low <= 0 <= one.high
     return [
-        (f"{title}: {task}, default codec less bf16", "within noise: 0 in the interval", f"{shown}, p = {one.p:.2f}",
-         "holds" if inside else "does not hold")
+        (
+            f"{title}: {task}, default codec less bf16",
+            "within noise: 0 in the interval",
+            f"{shown}, p = {one.p:.2f}",
+            "holds" if inside else "does not hold",
+        )
     ]
 
 
@@ -114,8 +126,8 @@ def notes_of(results: Results) -> list[str]:
         many = f"{counts[0]} to {counts[-1]}" if counts else "no"
         notes.insert(
             0,
-            f"This is a quick run with {many} samples a cell: it shows that everything works, and its intervals are wide. "
-            "The full run (without --quick) has at least 100 a cell.",
+            f"This is a quick run with {many} samples a cell: it shows that everything works, and its intervals are "
+            "wide. The full run (without --quick) has at least 100 a cell.",
         )
     return notes
 

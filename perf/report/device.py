@@ -1,7 +1,7 @@
 """The part of the evaluation that runs on an accelerator: a model of the shape of LLaMA 8B, random weights, for time.
 
-All that knows of a device is here. `--device cuda` needs `lynx_gpu.DeviceCodec`, which codes pages where they lie; as long as the
-library has none, asking for it is an error that says so.
+All that knows of a device is here. `--device cuda` needs `lynx_gpu.DeviceCodec`, which codes pages where they lie; as
+long as the library has none, asking for it is an error that says so.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ def check_device(device: str) -> None:
     if not torch.cuda.is_available():
         raise DeviceMissingError("--device cuda: torch finds no CUDA device here")
     if not hasattr(importlib.import_module("lynx_gpu"), "DeviceCodec"):
-        raise DeviceMissingError("--device cuda: this version of the library has no lynx_gpu.DeviceCodec to code pages with")
+        raise DeviceMissingError(
+            "--device cuda: this version of the library has no lynx_gpu.DeviceCodec to code pages with"
+        )
 
 
 def measure_device(device: str, scope: Scope, progress: Progress) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from lynx_net.errors import BackendMissingError
 from perf.report.series import SERIES
@@ -16,6 +16,7 @@ from perf.report.series import SERIES
 try:
     import matplotlib
     from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
 except ImportError as error:
     raise BackendMissingError(f"what perf.report draws with ({error.name})", "report") from error
 
@@ -26,7 +27,20 @@ if TYPE_CHECKING:
 
     from perf.report.stats import Estimate
 
-__all__ = ["ACCENTS", "GRID", "INK", "STYLE_SHEET", "color", "errors_of", "grouped_bars", "panels", "standalone", "themed_svg"]
+__all__ = [
+    "ACCENTS",
+    "GRID",
+    "INK",
+    "STYLE_SHEET",
+    "Rectangle",
+    "band",
+    "color",
+    "errors_of",
+    "grouped_bars",
+    "panels",
+    "standalone",
+    "themed_svg",
+]
 
 INK, GRID, PAPER = "#010a00", "#010a01", "#010a02"
 """Stand for text and axes, for grid lines, and for what lies behind a plot."""
@@ -95,7 +109,7 @@ def panels(count: int, *, height: float = 3.4, width: float | None = None) -> tu
     """A figure of so many plots side by side, two a row; sizes in inches."""
     columns = min(count, 2)
     rows = -(-count // columns)
-    matplotlib.rcParams.update(_SETTINGS)  # what is drawn later into these plots asks for them, too
+    matplotlib.rcParams.update(cast("Any", _SETTINGS))  # what is drawn later into these plots asks for them, too
     figure = Figure(figsize=(width or (5.2 if columns == 1 else 9.6), height * rows), layout="constrained")
     axes: list[Axes] = figure.subplots(rows, columns, squeeze=False).flatten().tolist()
     for extra in axes[count:]:
@@ -106,7 +120,7 @@ def panels(count: int, *, height: float = 3.4, width: float | None = None) -> tu
 def themed_svg(figure: Figure, name: str, title: str) -> str:
     """The SVG of a figure, without a declaration, its ids made unique by `name`, titled for who cannot see it."""
     buffer = io.StringIO()
-    with matplotlib.rc_context({**_SETTINGS, "svg.hashsalt": name}):
+    with matplotlib.rc_context(cast("Any", {**_SETTINGS, "svg.hashsalt": name})):
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Type": None, "Format": None})
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :]
@@ -132,9 +146,16 @@ def standalone(svg: str) -> str:
 
 def errors_of(estimates: Sequence[Estimate]) -> list[list[float]]:
     """Lengths of the error bars below and above; none for one sample."""
-    below = [0.0 if one.low is None else max(one.value - one.low, 0.0) for one in estimates]
-    above = [0.0 if one.high is None else max(one.high - one.value, 0.0) for one in estimates]
-    return [below, above]
+    return [
+        [max(one.value - one.ends[0], 0.0) for one in estimates],
+        [max(one.ends[1] - one.value, 0.0) for one in estimates],
+    ]
+
+
+def band(axes: Axes, at: Sequence[float], estimates: Sequence[Estimate], shade: str) -> None:
+    """The intervals of a curve, as a band around it."""
+    lows, highs = ([one.ends[end] for one in estimates] for end in (0, 1))
+    axes.fill_between(at, lows, highs, color=shade, alpha=0.18, linewidth=0)
 
 
 def grouped_bars(axes: Axes, groups: Sequence[str], bars: dict[str, Sequence[Estimate | None]]) -> None:

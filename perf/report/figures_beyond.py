@@ -27,8 +27,11 @@ def concurrent(results: Results) -> Block:
     groups = {"ttft_s": "first token", "tt32t_s": "32nd token", "last_ttft_s": "first token of the last request"}
     rounds = _rounds(found)
     bars: dict[str, Sequence[Estimate | None]] = {
-        name: [median_of(only(found, series=name), "ttft_s"), median_of(only(found, series=name), "tt32t_s"),
-               median_of(only(rounds, series=name), "last_ttft_s")]
+        name: [
+            median_of(only(found, series=name), "ttft_s"),
+            median_of(only(found, series=name), "tt32t_s"),
+            median_of(only(rounds, series=name), "last_ttft_s"),
+        ]
         for name in names
     }
     figure, (axis,) = panels(1, width=8)
@@ -43,9 +46,9 @@ def concurrent(results: Results) -> Block:
         paper="",
         caption=(
             f"{at['requests']} caches of {at['tokens']:,} tokens (SmolLM2) are offered together on one link of "
-            f"{rate_text(at['rate_bps'])} and decoded as one batch: a step of {at['decode_token_s'] * 1e3:.0f} ms gives each "
-            "request that can be decoded a token (the step is a wait, the transfers are real). Anchors of all requests "
-            "go before residuals of any. How many drafts stand is taken from the acceptance figure."
+            f"{rate_text(at['rate_bps'])} and decoded as one batch: a step of {at['decode_token_s'] * 1e3:.0f} ms "
+            "gives each request that can be decoded a token (the step is a wait, the transfers are real). Anchors of "
+            "all requests go before residuals of any. How many drafts stand is taken from the acceptance figure."
         ),
         svg=themed_svg(figure, "concurrent", "Times of concurrent requests on one link by codec"),
         tables=[Table(("codec", *groups.values()), rows)],
@@ -70,8 +73,14 @@ def simulator_error(results: Results) -> Block:
             mine = only(found, series=name)
             measured = [estimate(one[field]["measured"], "median") for one in mine]
             axis.errorbar(
-                [one.value for one in measured], [one[field]["predicted"] for one in mine], xerr=errors_of(measured),
-                color=color(name), marker=SERIES[name].marker, markersize=5, linestyle="none", capsize=2,
+                [one.value for one in measured],
+                [one[field]["predicted"] for one in mine],
+                xerr=errors_of(measured),
+                color=color(name),
+                marker=SERIES[name].marker,
+                markersize=5,
+                linestyle="none",
+                capsize=2,
                 label=SERIES[name].label,
             )
         most = max(one[field]["predicted"] for one in found) * 1.15
@@ -95,9 +104,10 @@ def simulator_error(results: Results) -> Block:
         title="The simulator against what was measured",
         paper="",
         caption=(
-            f"Predicted over measured time for every setting of this page; the grey band is ± {BOUND:.0%}. Median error "
-            f"{typical:.1%}, largest {worst:.1%}. The simulator gets the speed of the codecs, the rate of the link and the seconds of a "
-            "forward pass, each measured by itself, and how many drafts of a transfer stood."
+            f"Predicted over measured time for every setting of this page; the grey band is ± {BOUND:.0%}. Median "
+            f"error {typical:.1%}, largest {worst:.1%}. The simulator gets the speed of the codecs, the rate of the "
+            "link and the seconds of a forward pass, each measured by itself, and how many drafts of a transfer "
+            "stood."
         ),
         svg=themed_svg(figure, "simulator-error", "Predicted against measured times"),
         tables=[Table(("setting", "codec", "TTFT, predicted / measured", "TT32T", "TT64T"), rows)],
@@ -133,8 +143,13 @@ def simulated(results: Results) -> Block:
         for name in present(mine):
             curve = [_one(mine, series=name, rate_bps=middle, tokens=length) for length in lengths]
             left.plot(
-                lengths, [one["tt32t_s"] for one in curve], color=color(name), marker=SERIES[name].marker, markersize=4,
-                linewidth=1.2, label=SERIES[name].label,
+                lengths,
+                [one["tt32t_s"] for one in curve],
+                color=color(name),
+                marker=SERIES[name].marker,
+                markersize=4,
+                linewidth=1.2,
+                label=SERIES[name].label,
             )
         left.set_xscale("log", base=2)
         left.set_yscale("log")
@@ -144,8 +159,15 @@ def simulated(results: Results) -> Block:
         for at, rate in enumerate(rates):
             ratios = [_ratio(mine, rate, length) for length in lengths]
             right.errorbar(
-                lengths, [one.value for one in ratios], yerr=errors_of(ratios), color=ACCENTS[at % len(ACCENTS)],
-                marker="osv^DP"[at % 6], markersize=4, linewidth=1.2, capsize=2, label=rate_text(rate),
+                lengths,
+                [one.value for one in ratios],
+                yerr=errors_of(ratios),
+                color=ACCENTS[at % len(ACCENTS)],
+                marker="osv^DP"[at % 6],
+                markersize=4,
+                linewidth=1.2,
+                capsize=2,
+                label=rate_text(rate),
             )
             rows.append((rate_text(rate), *(cell(one) for one in ratios)))
         right.set_xscale("log", base=2)
@@ -161,7 +183,10 @@ def simulated(results: Results) -> Block:
         name="simulated",
         title="Predicted: larger models, faster links, longer contexts",
         paper="",
-        caption=f"{results['simulator']['assumptions']} Intervals come from the recorded prompts: how many of their drafts stand.",
+        caption=(
+            f"{results['simulator']['assumptions']} Intervals come from the recorded prompts: how many of their drafts "
+            "stand."
+        ),
         svg=themed_svg(figure, "simulated", "Predicted times for larger models, links and contexts"),
         tables=tables,
     )
@@ -196,20 +221,39 @@ def peers(results: Results) -> Block:
             assert error is not None
             exact = error.value == 0
             rows.append(
-                (name, mine[0]["settings"], cell(bits), "0" if exact else _scientific(error), cell(speed, "", 0) if speed else "")
+                (
+                    name,
+                    mine[0]["settings"],
+                    cell(bits),
+                    "0" if exact else _scientific(error),
+                    cell(speed, "", 0) if speed else "",
+                )
             )
             if exact:
                 continue  # has no place on a logarithmic scale
             ours = mine[0]["ours"]
             axis.errorbar(
-                [bits.value], [error.value], yerr=errors_of([error]), color=ACCENTS[4 if ours else number % 4],
-                marker="D" if ours else "osv^PX"[number % 6], markersize=6, capsize=2, linestyle="none", label=name,
+                [bits.value],
+                [error.value],
+                yerr=errors_of([error]),
+                color=ACCENTS[4 if ours else number % 4],
+                marker="D" if ours else "osv^PX"[number % 6],
+                markersize=6,
+                capsize=2,
+                linestyle="none",
+                label=name,
             )
         axis.set_yscale("log")
         axis.set_xlabel("bits a value")
         axis.set_ylabel("vNMSE of attention outputs")
         axis.set_title(results["settings"]["models"][model])
-        header = (results["settings"]["models"][model], "settings", "bits a value", "vNMSE", "million values coded a second")
+        header = (
+            results["settings"]["models"][model],
+            "settings",
+            "bits a value",
+            "vNMSE",
+            "million values coded a second",
+        )
         tables.append(Table(header, rows))
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     return Block(
@@ -217,9 +261,10 @@ def peers(results: Results) -> Block:
         title="Codecs of other projects on the same caches",
         paper="",
         caption=(
-            "Lower left is better; diamonds are this project's. The codecs of others run in environments of their own, at the best "
-            "settings found, with the same first 4 tokens in 16 bits; all they need for decoding is counted. Speeds are of "
-            "one thread and of what their libraries do on a CPU, for which not all were written."
+            "Lower left is better; diamonds are this project's. The codecs of others run in environments of their "
+            "own, at the best settings found, with the same first 4 tokens in 16 bits; all they need for decoding is "
+            "counted. Speeds are of one thread and of what their libraries do on a CPU, for which not all were "
+            "written."
         ),
         svg=themed_svg(figure, "peers", "Bits against error of attention outputs for codecs of other projects"),
         tables=tables,
@@ -246,9 +291,9 @@ def transports(results: Results) -> Block:
         title="Transports of other projects",
         paper="",
         caption=(
-            "GB/s over loopback TCP, each payload acknowledged by its receiver, medians over rounds in which the systems take turns "
-            "(python -m perf.peers). lynx makes a transfer of every payload, with checksums; lynx-open sends pages of one that is open. "
-            "The others go without checksums."
+            "GB/s over loopback TCP, each payload acknowledged by its receiver, medians over rounds in which the "
+            "systems take turns (python -m perf.peers). lynx makes a transfer of every payload, with checksums; "
+            "lynx-open sends pages of one that is open. The others go without checksums."
         ),
         svg=None,
         tables=[Table(("system", *(f"{mib} MiB" for mib in sizes)), rows)],

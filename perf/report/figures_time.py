@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from perf.report.draw import ACCENTS, INK, PAPER, color, errors_of, grouped_bars, panels, themed_svg
+from perf.report.draw import ACCENTS, INK, PAPER, band, color, errors_of, grouped_bars, panels, themed_svg
 from perf.report.figure import Block, Table, cell, mean_of, median_of, only, present, rate_text, values
 from perf.report.series import SERIES
 from perf.report.stats import Estimate, estimate, share
@@ -23,6 +23,8 @@ SPENT = {
     "verify_s": "verification",
     "rejected_s": "rejected drafts",
 }
+
+_SHOWN_TOKENS = (1, 8, 16, 32, 48, 64)
 
 
 def reference(results: Results, model: str) -> list[Record]:
@@ -43,9 +45,7 @@ def _models(results: Results) -> dict[str, str]:
 def accuracy(results: Results, model: str, series: str) -> Estimate | None:
     """Share of right answers over needle and question answering, all lengths."""
     tasks = results["settings"]["checked_tasks"]
-    scores = [
-        one["score"] for one in only(results["answers"], model=model, series=series) if one["task"] in tasks
-    ]
+    scores = [one["score"] for one in only(results["answers"], model=model, series=series) if one["task"] in tasks]
     return share(sum(score == 1 for score in scores), len(scores)) if scores else None
 
 
@@ -78,9 +78,9 @@ def overview(results: Results) -> Block:
         title="Time to the first and to the 32nd token, and quality",
         paper="Table 1",
         caption=(
-            f"Real transfers between two processes over a paced link, for {' and '.join(told)}, at the paper's ratio of "
-            "transfer to compute: the residual of lynx takes as long as 21.4 tokens of decoding. Time counts from the "
-            "start of the transfer, with the prefill done. Quality: answers found in long texts, both tasks of "
+            f"Real transfers between two processes over a paced link, for {' and '.join(told)}, at the paper's ratio "
+            "of transfer to compute: the residual of lynx takes as long as 21.4 tokens of decoding. Time counts from "
+            "the start of the transfer, with the prefill done. Quality: answers found in long texts, both tasks of "
             "the quality figure together. The text of lynx and of the default codec is that of the verified cache."
         ),
         svg=None,
@@ -98,30 +98,33 @@ def time_to_token(results: Results) -> Block:
         rows = []
         for number, name in enumerate(present(found)):
             curves = [one["token_times_s"] for one in only(found, series=name)]
-            count = min(map(len, curves))
-            points = [estimate([curve[k] for curve in curves], "median") for k in range(count)]
-            ks = range(1, count + 1)
+            points = [estimate(one, "median") for one in zip(*curves, strict=True)]
+            ks = range(1, len(points) + 1)
             axis.plot(
-                ks, [one.value for one in points], color=color(name), label=SERIES[name].label, linewidth=1.5,
-                marker=SERIES[name].marker, markevery=(number, 8), markersize=4.5,
+                ks,
+                [one.value for one in points],
+                color=color(name),
+                label=SERIES[name].label,
+                linewidth=1.5,
+                marker=SERIES[name].marker,
+                markevery=(number, 8),
+                markersize=4.5,
             )
-            lows, highs = zip(*((one.low or one.value, one.high or one.value) for one in points), strict=True)
-            axis.fill_between(ks, lows, highs, color=color(name), alpha=0.18, linewidth=0)
-            shown = [k for k in (1, 8, 16, 32, 48, 64) if k <= count]
-            rows.append((SERIES[name].label, *(cell(points[k - 1], " s") for k in shown)))
+            band(axis, ks, points, color(name))
+            rows.append((SERIES[name].label, *(cell(points[k - 1], " s") for k in _SHOWN_TOKENS)))
         axis.set_title(f"{_models(results)[model]}, {_setting(results, model)}")
         axis.set_xlabel("k-th valid token")
         axis.set_ylabel("seconds since the transfer began")
         axis.set_ylim(bottom=0)
-        tables.append(Table((_models(results)[model], *(f"k = {k}" for k in shown)), rows))
+        tables.append(Table((_models(results)[model], *(f"k = {k}" for k in _SHOWN_TOKENS)), rows))
     axes[0].legend(ncols=2)
     return Block(
         name="figure-9",
         title="Time to the k-th token",
         paper="Figure 9",
         caption=(
-            "Medians over transfers, bands are intervals. A draft counts from when it was made if it was accepted later. "
-            "The knee of lynx and of the default codec is where drafts end and verification begins."
+            "Medians over transfers, bands are intervals. A draft counts from when it was made if it was accepted "
+            "later. The knee of lynx and of the default codec is where drafts end and verification begins."
         ),
         svg=themed_svg(figure, "figure-9", "Time to the k-th token by codec"),
         tables=tables,
@@ -141,8 +144,15 @@ def time_spent(results: Results) -> Block:
         for number, (part, title) in enumerate(SPENT.items()):
             parts = [estimate([one["spent"][part] for one in only(found, series=name)]) for name in names]
             axis.barh(
-                range(len(names)), [one.value for one in parts], left=lefts, color=ACCENTS[number], edgecolor=PAPER,
-                hatch=("", "//", "", "..", "xx")[number], label=title, height=0.7, linewidth=0.4,
+                range(len(names)),
+                [one.value for one in parts],
+                left=lefts,
+                color=ACCENTS[number],
+                edgecolor=PAPER,
+                hatch=("", "//", "", "..", "xx")[number],
+                label=title,
+                height=0.7,
+                linewidth=0.4,
             )
             lefts = [left + one.value for left, one in zip(lefts, parts, strict=True)]
             for row, one in zip(rows, parts, strict=True):
@@ -167,8 +177,8 @@ def time_spent(results: Results) -> Block:
         caption=(
             "Time to the 64th valid token by what the decode process did. Exposed communication: nothing to compute "
             "on, bytes on their way (before the first stream is in; after the last draft that may be made). "
-            "Deserialisation: from the last byte of the first stream until it is in place. Verification is the pass over "
-            "the drafts on the refined cache; the paper has no bar for it. Error bars are those of the sums."
+            "Deserialisation: from the last byte of the first stream until it is in place. Verification is the pass "
+            "over the drafts on the refined cache; the paper has no bar for it. Error bars are those of the sums."
         ),
         svg=themed_svg(figure, "figure-2", "Time to the 64th token, stacked by what it is spent on"),
         tables=tables,
@@ -196,7 +206,11 @@ def context_and_bandwidth(results: Results) -> Block:
                 [point / scale for point, _ in held],
                 [one.value for _, one in held],
                 yerr=errors_of([one for _, one in held]),
-                color=color(name), marker=SERIES[name].marker, markersize=4.5, linewidth=1.3, capsize=2,
+                color=color(name),
+                marker=SERIES[name].marker,
+                markersize=4.5,
+                linewidth=1.3,
+                capsize=2,
                 label=SERIES[name].label,
             )
             rows.append((SERIES[name].label, *(cell(one, " s") for one in medians)))

@@ -19,7 +19,7 @@ from perf.splits import receive
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from lynx_net import KVLink
+    from lynx_net import IncomingTransfer, KVLink
     from lynx_net.wire.layout import CacheLayout
     from perf.quality_capture import Capture
     from perf.report.cells import Cells
@@ -51,7 +51,7 @@ async def all_at_once(series: str, layout: CacheLayout, captured: Capture, reque
             for layer in range(layout.layers):
                 await sending.write(layer, captured.keys[layer], captured.values[layer])
 
-    async def decode(transfer: lynx_net.ReceivedTransfer) -> tuple[float, Drafted]:
+    async def decode(transfer: IncomingTransfer) -> tuple[float, Drafted]:
         seen: Any = AnchorOnly(transfer) if SERIES[series].stage == "anchor" else transfer
         drafted = await receive(seen, [1] * len(seen.stream_names), situation)
         await transfer.complete

@@ -40,7 +40,9 @@ _REPEATS = 20
 def measure_codecs(
     loaded: Any, name: str, corpus: Corpus, scope: Scope, cells: Cells, progress: Progress
 ) -> list[dict[str, Any]]:
-    """Records under `peers`: bits and error on the caches of the first summaries. A full run installs what is missing."""
+    """Records under `peers`: bits and error on the caches of the first summaries. A full run installs
+    what is missing.
+    """
     if not scope.quick:
         progress.tell("peers: environments of codecs")
         codecs.set_up()
@@ -56,7 +58,13 @@ def measure_codecs(
             records.append({**where, "name": label, "settings": settings, "ours": True, **found})
         for label, codec in codecs.CODECS.items():
             record = {**where, "name": label, "settings": codec.settings, "ours": False}
-            key = {**base, "peer": label, "bits": codec.bits, "axis": codec.axis, "packages": codec.environment.packages}
+            key = {
+                **base,
+                "peer": label,
+                "bits": codec.bits,
+                "axis": codec.axis,
+                "packages": codec.environment.packages,
+            }
             try:
                 records.append({**record, **cells.get(key, lambda p=prompt, n=label: _peer(p, n))})
             except Failure as failure:

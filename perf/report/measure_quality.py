@@ -105,7 +105,12 @@ def measure_model(
     plan: list[tuple[TaskName, int, int]] = [
         *(("summary", scope.text_tokens, number) for number in range(scope.texts)),
         *(("prose", scope.text_tokens, number) for number in range(scope.texts)),
-        *((task, tokens, number) for task in CHECKED for tokens in scope.answer_tokens for number in range(scope.answers)),
+        *(
+            (task, tokens, number)
+            for task in CHECKED
+            for tokens in scope.answer_tokens
+            for number in range(scope.answers)
+        ),
     ]
     for at, (task, tokens, number) in enumerate(plan, 1):
         prompt = Prompt(loaded, corpus, task, number, tokens)
@@ -125,7 +130,9 @@ def measure_model(
                 curves = cells.get({**key, "what": "distribution"}, lambda p=prompt: distribution(p.captured))
                 records["distribution"] += [{**_brief(where), **curve} for curve in curves]
         if at % 5 == 0 or at == len(plan):
-            progress.tell(f"{name}: quality, prompt {at} of {len(plan)} ({cells.made} cells measured, {cells.reused} kept)")
+            progress.tell(
+                f"{name}: quality, prompt {at} of {len(plan)} ({cells.made} cells measured, {cells.reused} kept)"
+            )
     return records
 
 

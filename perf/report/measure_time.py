@@ -1,6 +1,7 @@
 """Times of real transfers between two processes over a paced link, decoded by a real model as they arrive.
 
-Codecs alternate, and their order turns from round to round; each round has another prompt. Texts go to their 64th token.
+Codecs alternate, and their order turns from round to round; each round has another prompt. Texts go to their 64th
+token.
 """
 
 from __future__ import annotations
@@ -34,7 +35,13 @@ if TYPE_CHECKING:
 
 __all__ = ["PASSES", "SOURCES", "Timing", "calibrate", "spent", "time_model"]
 
-SOURCES = ("codec/lynx_codec", "lynx_net", "perf/report/measure_time.py", "perf/report/prefill_process.py", "perf/report/series.py")
+SOURCES = (
+    "codec/lynx_codec",
+    "lynx_net",
+    "perf/report/measure_time.py",
+    "perf/report/prefill_process.py",
+    "perf/report/series.py",
+)
 """What a time depends on, beside the machine."""
 
 NEW_TOKENS = 64
@@ -104,7 +111,9 @@ class Timing:
             "tt32t_s": times[31],
             "tt64t_s": times[63],
             "token_times_s": times,
-            "bytes_sent": anchor_bytes if anchor_only else transfer.stats.total_bytes + HEADER_BYTES * transfer.stats.segments,
+            "bytes_sent": anchor_bytes
+            if anchor_only
+            else transfer.stats.total_bytes + HEADER_BYTES * transfer.stats.segments,
             "values": transfer.offer.layout.values,
             "stream_bytes": list(transfer.stats.stream_bytes)[: 1 if anchor_only else None],
             "drafted": done.drafted,
@@ -245,7 +254,9 @@ async def time_model(
             for tokens, rate, rounds in plan:
                 for turn in range(rounds):
                     records.extend(await _round(timing, name, corpus, tokens, rate, turn, cells))
-                    progress.tell(f"{name}: transfers of {tokens} tokens at {rate / 1e6:g} Mbit/s, round {turn + 1} of {rounds}")
+                    progress.tell(
+                        f"{name}: transfers of {tokens} tokens at {rate / 1e6:g} Mbit/s, round {turn + 1} of {rounds}"
+                    )
             return {"tokens": scope.time_tokens, "rate_bps": rate_bps}
 
         reference = await pair.run(work())

@@ -63,8 +63,8 @@ def render(results: Results, blocks: Sequence[Block], verdicts: Table, notes: Se
 <header>
 <h1>lynx_net: the evaluation</h1>
 <p>Made by <code>{_text(results["command"])}</code>, version {_text(results["version"])}, on {_text(results["date"])};
-it took {results["took_s"] / 60:.0f} minutes. Times are medians, other figures means; brackets are 95 % confidence intervals.</p>
-{notices}
+it took {results["took_s"] / 60:.0f} minutes. Times are medians, other figures means; brackets are 95 % confidence
+intervals.</p> {notices}
 </header>
 <nav aria-label="Figures"><ol>{links}</ol></nav>
 <main>
@@ -81,7 +81,9 @@ it took {results["took_s"] / 60:.0f} minutes. Times are medians, other figures m
 
 
 def _section(block: Block) -> str:
-    paper = f" <small>({_text(block.paper)} of the paper)</small>" if block.paper else " <small>(beyond the paper)</small>"
+    paper = (
+        f" <small>({_text(block.paper)} of the paper)</small>" if block.paper else " <small>(beyond the paper)</small>"
+    )
     tables = "".join(_table(one.header, one.rows) for one in block.tables)
     plot = block.svg or ""
     return (
@@ -108,5 +110,3 @@ def _plain(value: Any) -> str:
 
 def _text(text: str) -> str:
     return html.escape(text, quote=True)
-
-

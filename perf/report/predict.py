@@ -57,9 +57,10 @@ ELSEWHERE: Mapping[str, Elsewhere] = {
 def assumptions() -> str:
     """What is assumed of the machines that are not here."""
     return (
-        f"Assumed: {_DEVICES} devices decode, each reading {_DEVICE_BYTES_S / 1e12:g} TB/s, of which {_REACHED:.0%} is reached; a token "
-        f"costs one reading of the active parameters and of the cache in 16 bits. Codecs run on {_CORES} cores at the speed measured here "
-        "on one. How many drafts stand is what was recorded for the two small models here; larger ones are surer of themselves."
+        f"Assumed: {_DEVICES} devices decode, each reading {_DEVICE_BYTES_S / 1e12:g} TB/s, of which {_REACHED:.0%} "
+        "is reached; a token costs one reading of the active parameters and of the cache in 16 bits. Codecs run on "
+        f"{_CORES} cores at the speed measured here on one. How many drafts stand is what was recorded for the two "
+        "small models here; larger ones are surer of themselves."
     )
 
 
@@ -105,7 +106,10 @@ def checked(
             for series in SERIES:
                 records = only(mine, tokens=tokens, rate_bps=rate, series=series)
                 if records:
-                    guesses = [_predict(one, passes[model][str(tokens)], speeds[model][series], layouts[model]) for one in records]
+                    guesses = [
+                        _predict(one, passes[model][str(tokens)], speeds[model][series], layouts[model])
+                        for one in records
+                    ]
                     times = {
                         field: {
                             "predicted": statistics.median(guess[at] for guess in guesses),

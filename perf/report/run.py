@@ -1,4 +1,4 @@
-"""One run: everything that the figures need is measured, in an order that leaves the machine alone while times are taken."""
+"""One run: all that the figures need is measured, in an order that leaves the machine alone while times are taken."""
 
 from __future__ import annotations
 
@@ -144,7 +144,9 @@ def _stands(results: dict[str, Any]) -> dict[str, list[int]]:
     }
 
 
-def _simulator(results: dict[str, Any], models: Sequence[str], passes: Any, speeds: Any, layouts: Any) -> dict[str, Any]:
+def _simulator(
+    results: dict[str, Any], models: Sequence[str], passes: Any, speeds: Any, layouts: Any
+) -> dict[str, Any]:
     return {
         "checked": predict.checked(results["transfers"], passes, speeds, layouts),
         "predicted": predict.predicted(_stands(results), speeds[models[0]]),
@@ -155,7 +157,9 @@ def _simulator(results: dict[str, Any], models: Sequence[str], passes: Any, spee
 def _notes(corpus: Corpus, device: str, *, quick: bool) -> list[str]:
     notes = []
     if corpus.missing is not None:
-        notes.append(f"Debian's FAQ could not be had ({corpus.missing}): the tasks are made of documents of this project alone.")
+        notes.append(
+            f"Debian's FAQ could not be had ({corpus.missing}): the tasks are made of documents of this project alone."
+        )
     if quick:
         notes.append("A quick run measures those of the peers that are installed; the full run installs them first.")
     if device == "cpu":

@@ -45,9 +45,7 @@ class Series:
 
 
 SERIES: Mapping[str, Series] = {
-    "bf16": Series(
-        label="bf16", subject=Subject("bf16"), colors=("#5a5a5a", "#b8b8b8"), marker="s", hatch=""
-    ),
+    "bf16": Series(label="bf16", subject=Subject("bf16"), colors=("#5a5a5a", "#b8b8b8"), marker="s", hatch=""),
     "int8": Series(
         label="int8",
         subject=Subject("int8", raw_head=RAW_HEAD),
@@ -70,7 +68,10 @@ SERIES: Mapping[str, Series] = {
         hatch="..",
     ),
     "lynx": Series(
-        label="lynx", subject=Subject("lynx", {"alpha": 0.5}, raw_head=RAW_HEAD), colors=("#00785a", "#3fd0a4"), marker="o",
+        label="lynx",
+        subject=Subject("lynx", {"alpha": 0.5}, raw_head=RAW_HEAD),
+        colors=("#00785a", "#3fd0a4"),
+        marker="o",
         hatch="xx",
     ),
     "lynx_anchor": Series(

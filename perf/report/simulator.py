@@ -1,9 +1,9 @@
 """A transfer and the decoding on it as arithmetic: what measured parts say about models and links that are not here.
 
-1. Pages are encoded, sent and decoded one behind the other. A stream is in place when the slowest of the three has passed
-   over all bytes up to its end, the first page was encoded before, and the last one is decoded behind.
-2. Tokens are drafted from when the first stream is in place until the last one is, `MAX_DRAFTS` at most. So many of them stand
-   as did for a recorded prompt: a time is computed for every prompt, and averaged.
+1. Pages are encoded, sent and decoded one behind the other. A stream is in place when the slowest of the three has
+   passed over all bytes up to its end, the first page was encoded before, and the last one is decoded behind.
+2. Tokens are drafted from when the first stream is in place until the last one is, `MAX_DRAFTS` at most. So many of
+   them stand as did for a recorded prompt: a time is computed for every prompt, and averaged.
 3. One pass over the drafts verifies them and gives a token more; the rest is decoded plainly.
 
 Everything in it is measured where it was measured (`Parts`): seconds of a pass by its number of tokens, seconds
@@ -56,7 +56,9 @@ class Case:
             raise LocalProtocolError("a case needs a stream, and seconds of decoding for every stream")
         numbers = (self.values, self.pages, self.rate_bps, *self.stream_bytes, *self.pass_s.values())
         if min(numbers) <= 0 or min(self.latency_s, self.encode_value_s, *self.decode_value_s) < 0 or not self.pass_s:
-            raise LocalProtocolError(f"sizes, rate and passes of a case must be positive, its other times not negative: {self}")
+            raise LocalProtocolError(
+                f"sizes, rate and passes of a case must be positive, its other times not negative: {self}"
+            )
 
     def pass_of_s(self, tokens: int) -> float:
         """Seconds of a forward pass over so many tokens; beyond what was measured, as the last two go on."""

@@ -1,4 +1,4 @@
-"""Estimates with confidence intervals, and tests of differences. All seeds are fixed: the same samples, the same figures."""
+"""Estimates with confidence intervals, and tests of differences. Seeds are fixed: equal samples give equal figures."""
 
 from __future__ import annotations
 
@@ -37,6 +37,11 @@ class Estimate:
     low: float | None
     high: float | None
     samples: int
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Of the interval; the value itself twice where there is none."""
+        return (self.value, self.value) if self.low is None or self.high is None else (self.low, self.high)
 
 
 @dataclass(frozen=True, slots=True)

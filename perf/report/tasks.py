@@ -82,7 +82,8 @@ def make_task(tokenizer: Any, corpus: Corpus, name: TaskName, number: int, token
         return Task(tuple(ids[: tokens + 1]), following=tuple(ids[tokens + 1 : tokens + 1 + steps]))
     if name == "summary":
         documents = "\n\n".join(
-            f"Document {at + 1}: " + " ".join(_enough(corpus.from_start(number + at * SAMPLES // 3, SAMPLES), tokens // 3))
+            f"Document {at + 1}: "
+            + " ".join(_enough(corpus.from_start(number + at * SAMPLES // 3, SAMPLES), tokens // 3))
             for at in range(3)
         )
         before, after = _frame(tokenizer, "Write a summary of the three documents.", "Summary: The three documents")
@@ -142,9 +143,7 @@ def _frame(tokenizer: Any, question: str, lead: str) -> tuple[list[int], list[in
     return begin, _ids(tokenizer, f"\n\nQuestion: {question}\nAnswer: {lead}")
 
 
-def _with_facts(
-    tokenizer: Any, paragraphs: Sequence[str], facts: Sequence[tuple[float, str]], room: int
-) -> list[int]:
+def _with_facts(tokenizer: Any, paragraphs: Sequence[str], facts: Sequence[tuple[float, str]], room: int) -> list[int]:
     """Sentences of prose in exactly `room` tokens, each fact between two of them, at its depth."""
     told = [(depth, _ids(tokenizer, f" {fact}")) for depth, fact in sorted(facts)]
     left = room - sum(len(ids) for _, ids in told)
@@ -178,7 +177,7 @@ def _fitted(tokenizer: Any, parts: Sequence[str], room: int, tokens: int) -> lis
 
 
 def _enough(paragraphs: Sequence[str], tokens: int) -> list[str]:
-    """Paragraphs from the start with eight characters a token, which is more than any prose has; again and again if few."""
+    """Paragraphs from the start with eight characters a token, more than prose has; again and again if few."""
     taken: list[str] = []
     characters = 0
     while characters < 8 * tokens + 64:

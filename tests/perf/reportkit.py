@@ -14,9 +14,14 @@ REFERENCE = {"smollm2": {"tokens": 1024, "rate_bps": 100e6}, "gemma3": {"tokens"
 BYTES = {"bf16": 40, "int8": 21, "int4": 11, "cachegen": 8, "lynx": 21, "lynx_anchor": 21, "default": 20}
 
 
-def transfer(rng: np.random.Generator, model: str, tokens: int, rate_bps: float, series: str, number: int) -> dict[str, Any]:
+def transfer(
+    rng: np.random.Generator, model: str, tokens: int, rate_bps: float, series: str, number: int
+) -> dict[str, Any]:
     sent = BYTES[series] * tokens * 300
-    times = np.cumsum(rng.uniform(0.04, 0.05, 64)) + 8 * sent * (0.55 if "lynx" in series or series == "default" else 1) / rate_bps
+    times = (
+        np.cumsum(rng.uniform(0.04, 0.05, 64))
+        + 8 * sent * (0.55 if "lynx" in series or series == "default" else 1) / rate_bps
+    )
     drafted = 20 if series in ("lynx", "default") else 0
     accepted = int(rng.integers(10, drafted + 1)) if drafted else 0
     return {
@@ -47,7 +52,8 @@ def canned() -> dict[str, Any]:
         for number, score in enumerate(rng.integers(0, 2, 4) if task != "prose" else rng.uniform(2, 3, 4))
     ]
     drafts = [
-        {"model": model, "number": number, "series": series, "accepted": int(rng.integers(0, 65)), "bits_anchor": 4.5 + at / 3}
+        {"model": model, "number": number, "series": series, "accepted": int(rng.integers(0, 65)),
+         "bits_anchor": 4.5 + at / 3}
         for model in MODELS
         for at, series in enumerate(("lynx", "default", "int4", *SPLIT_BITS))
         for number in range(4)

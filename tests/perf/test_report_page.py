@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 import reportkit
 
-for needed in ("matplotlib", "scipy"):
-    if importlib.util.find_spec(needed) is None:
-        pytest.skip(f"needs {needed} (extra report)", allow_module_level=True)
+if not all(importlib.util.find_spec(needed) for needed in ("matplotlib", "scipy")):
+    pytest.skip("needs matplotlib and scipy (extra report)", allow_module_level=True)
 
 from perf.report.build import FIGURES, write
 from perf.report.draw import ACCENTS, GRID, INK, PAPER, color
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NAMES = (
-    "table-1", "figure-2", "figure-5", "figure-8-12", "figure-9", "figure-10", "figure-11", "table-3", "pareto", "survival",
-    "waiting", "concurrent", "simulator-error", "simulated", "peers", "transports",
+    "table-1", "figure-2", "figure-5", "figure-8-12", "figure-9", "figure-10", "figure-11", "table-3", "pareto",
+    "survival", "waiting", "concurrent", "simulator-error", "simulated", "peers", "transports",
 )  # fmt: skip
 TABLES_ALONE = ("table-1", "transports")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")

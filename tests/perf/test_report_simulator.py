@@ -33,7 +33,9 @@ cases = st.builds(
 def test_streams_come_in_at_the_rate_of_the_slowest_part() -> None:
     assert streams_ready_s(CASE) == [0.5, 1.0]
     slow = dataclasses.replace(CASE, encode_value_s=2e-6)
-    assert streams_ready_s(slow) == pytest.approx([2.02, 2.02])  # both with the last page, and one page to fill the pipe
+    assert streams_ready_s(slow) == pytest.approx(
+        [2.02, 2.02]
+    )  # both with the last page, and one page to fill the pipe
     decoding = dataclasses.replace(CASE, decode_value_s=(3e-6, 1e-6))
     assert streams_ready_s(decoding) == pytest.approx([3.03, 4.01])
 
@@ -52,7 +54,9 @@ def test_tokens_by_hand() -> None:
 
 
 @given(cases, st.integers(0, 64), st.integers(1, 64))
-def test_later_tokens_are_later_and_more_drafts_that_stand_are_never_worse(case: Case, stands: int, tokens: int) -> None:
+def test_later_tokens_are_later_and_more_drafts_that_stand_are_never_worse(
+    case: Case, stands: int, tokens: int
+) -> None:
     times = token_times_s(case, stands, tokens)
     assert len(times) == tokens
     assert times == sorted(times)

@@ -137,7 +137,9 @@ def test_the_fingerprint_is_of_code_that_is_there() -> None:
 
 def test_without_the_faq_the_documents_of_the_project_stand_alone(tmp_path: Path, monkeypatch: Any) -> None:
     def fail(*_arguments: Any, **_options: Any) -> None:
-        raise subprocess.CalledProcessError(100, "apt-get", stderr="W: ignored\nE: Unable to locate package debian-faq\n")
+        raise subprocess.CalledProcessError(
+            100, "apt-get", stderr="W: ignored\nE: Unable to locate package debian-faq\n"
+        )
 
     monkeypatch.setattr(corpus_module.subprocess, "run", fail)
     monkeypatch.setattr(corpus_module.shutil, "which", lambda program: program)
@@ -151,7 +153,11 @@ def test_without_the_faq_the_documents_of_the_project_stand_alone(tmp_path: Path
 
 
 def test_paragraphs_are_unwrapped_and_headings_left_out() -> None:
-    text = "Chapter 1. Index\n\nChapter 1. Begin\n\n  One line of a paragraph that goes\n  on " + "and on " * 12 + "\n\nTitle\n"
+    text = (
+        "Chapter 1. Index\n\nChapter 1. Begin\n\n  One line of a paragraph that goes\n  on "
+        + "and on " * 12
+        + "\n\nTitle\n"
+    )
     assert faq_body(text).startswith("Chapter 1. Begin")
     (found,) = paragraphs_of(faq_body(text))
     assert found.startswith("One line of a paragraph that goes on and on")

@@ -6,9 +6,8 @@ import importlib.util
 
 import pytest
 
-for needed in ("torch", "transformers"):
-    if importlib.util.find_spec(needed) is None:
-        pytest.skip(f"needs {needed}", allow_module_level=True)
+if not all(importlib.util.find_spec(needed) for needed in ("torch", "transformers")):
+    pytest.skip("needs torch and transformers", allow_module_level=True)
 
 from lynx_codec.plan import DEFAULT_PLAN
 from lynx_net.demo.options import DemoError
@@ -51,7 +50,8 @@ def test_parts_of_a_drafted_text_add_up() -> None:
 def test_a_text_that_ends_with_its_drafts_does_not_wait_for_their_proof() -> None:
     drafts = [1.1, 1.2, 1.3]
     record = {
-        **PLAIN, "draft_times_s": drafts, "accepted": 3, "residual_ready_s": 2.0, "verified_s": 2.2, "token_times_s": drafts
+        **PLAIN, "draft_times_s": drafts, "accepted": 3, "residual_ready_s": 2.0, "verified_s": 2.2,
+        "token_times_s": drafts,
     }  # fmt: skip
     assert spent(record)["spent"]["verify_s"] == 0
     assert spent(record)["idle_s"] == pytest.approx(1.0)
