@@ -2,7 +2,7 @@
 
 Writes `index.html` (which needs nothing else), a file for every plot, `results.json` with all samples, and
 `machine.json`. Cells that were measured before are kept in the user's cache folder, so a run
-that was interrupted goes on where it was.
+that was interrupted goes on where it was; `--fresh` takes nothing from them.
 `--from FILE` draws the page anew from raw results and measures nothing.
 """
 
@@ -43,6 +43,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--threads", type=int, default=len(os.sched_getaffinity(0)), help="of torch for quality (default: %(default)s)"
     )
+    parser.add_argument("--fresh", action="store_true", help="take nothing from earlier runs")
     parser.add_argument(
         "--from", type=Path, dest="results", metavar="FILE", help="draw from raw results; measure nothing"
     )
@@ -77,7 +78,11 @@ def _measured(options: argparse.Namespace, arguments: list[str], progress: Progr
 
     async def work() -> None:
         scope = QUICK if options.quick else FULL
-        found.append(await measure(scope, options.models, options.device, arguments, progress, threads=options.threads))
+        found.append(
+            await measure(
+                scope, options.models, options.device, arguments, progress, threads=options.threads, fresh=options.fresh
+            )
+        )
 
     run_loop(work())
     return found[0]

@@ -42,30 +42,27 @@ class Cells:
     Args:
         folder: made if need be.
         basis: what all cells of this object depend on, such as a `fingerprint` and the machine.
+        fresh: cells of earlier runs are measured again and written over; those of this one are kept.
     """
 
-    def __init__(self, folder: Path, basis: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, basis: Mapping[str, Any], *, fresh: bool = False) -> None:
         self._folder = folder
+        self._fresh = fresh
+        self._mine: set[Path] = set()
         self._basis = dict(basis)
         self.reused = self.made = 0
 
     def get(self, key: Mapping[str, Any], measure: Callable[[], Any]) -> Any:
         """The cell of this key: read if it was measured before, else measured now and kept."""
-        file = self._file(key)
-        if file.exists():
-            self.reused += 1
-            return json.loads(file.read_text("utf-8"))["value"]
+        if self._is_held(file := self._file(key)):
+            return self._read(file)
         value = measure()
         self.put(key, value)
         return value
 
     def held(self, key: Mapping[str, Any]) -> Any:
         """The cell if it was measured before, else None."""
-        file = self._file(key)
-        if not file.exists():
-            return None
-        self.reused += 1
-        return json.loads(file.read_text("utf-8"))["value"]
+        return self._read(file) if self._is_held(file := self._file(key)) else None
 
     def put(self, key: Mapping[str, Any], value: Any) -> None:
         """Keep a cell; its file is whole or absent."""
@@ -79,6 +76,14 @@ class Cells:
         finally:
             Path(name).unlink(missing_ok=True)
         self.made += 1
+        self._mine.add(file)
+
+    def _is_held(self, file: Path) -> bool:
+        return file in self._mine if self._fresh else file.exists()
+
+    def _read(self, file: Path) -> Any:
+        self.reused += 1
+        return json.loads(file.read_text("utf-8"))["value"]
 
     def _file(self, key: Mapping[str, Any]) -> Path:
         text = json.dumps([self._basis, dict(key)], sort_keys=True)

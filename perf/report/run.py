@@ -32,13 +32,26 @@ if TYPE_CHECKING:
 __all__ = ["FORMAT", "measure"]
 
 FORMAT = 1
-PACKAGES = ("numpy", "numba", "torch", "transformers", "matplotlib", "scipy")
+DECIDING = ("numpy", "numba", "torch", "transformers")
+"""Packages that a measured figure may depend on."""
+
+PACKAGES = (*DECIDING, "matplotlib", "scipy")
 TITLES = {"smollm2": "SmolLM2-135M", "gemma3": "Gemma 3 270M"}
 SCALING_MODEL = "smollm2"
 
+IDLE_LOAD = 0.5
+"""Processes that wanted a core, over the last minute; with more the page says that the machine was busy."""
+
 
 async def measure(
-    scope: Scope, models: Sequence[str], device: str, arguments: Sequence[str], progress: Progress, *, threads: int
+    scope: Scope,
+    models: Sequence[str],
+    device: str,
+    arguments: Sequence[str],
+    progress: Progress,
+    *,
+    threads: int,
+    fresh: bool,
 ) -> dict[str, Any]:
     """Measure everything and return the raw results.
 
@@ -47,20 +60,28 @@ async def measure(
         device: "cpu" or "cuda".
         arguments: of the command, for the page.
         threads: of torch, while quality is measured; transfers are timed with one a process.
+        fresh: nothing is taken from earlier runs.
     """
     folder = cache_folder() / "report"
     corpus = load_corpus(folder / "corpus")
     progress.tell(f"prose: {corpus.name}, {len(corpus.paragraphs)} paragraphs")
-    machine = machine_facts(PACKAGES)
+    machine = {**machine_facts(PACKAGES), "load_before": round(os.getloadavg()[0], 2)}
     on_this = {"machine": {name: machine[name] for name in ("processor", "cores", "python", "packages")}}
-    times = Cells(folder / "cells", {"code": fingerprint(measure_time.SOURCES), **on_this})
-    quality = Cells(folder / "cells", {"code": fingerprint(measure_quality.SOURCES), "packages": machine["packages"]})
+    times = Cells(folder / "cells", {"code": fingerprint(measure_time.SOURCES), **on_this}, fresh=fresh)
+    quality = Cells(
+        folder / "cells",
+        {
+            "code": fingerprint(measure_quality.SOURCES),
+            "packages": {name: machine["packages"][name] for name in DECIDING},
+        },
+        fresh=fresh,
+    )
     results: dict[str, Any] = {
         "format": FORMAT,
         "command": shlex.join(["python", "-m", "perf.report", *arguments]),
         "version": lynx_net.__version__,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "machine": {**machine, "load_before": [round(one, 2) for one in os.getloadavg()]},
+        "machine": machine,
         "transfers": [],
         "answers": [],
         "drafts": [],
@@ -113,9 +134,8 @@ async def measure(
             "decode_token_s": measure_concurrent.DECODE_TOKEN_S,
         },
         "cells": {"measured": times.made + quality.made, "kept_from_earlier_runs": times.reused + quality.reused},
-        "notes": _notes(corpus, device, quick=scope.quick),
+        "notes": _notes(corpus, device, machine["load_before"], quick=scope.quick),
     }
-    results["machine"]["load_after"] = [round(one, 2) for one in os.getloadavg()]
     results["took_s"] = progress.took_s
     return results
 
@@ -154,8 +174,13 @@ def _simulator(
     }
 
 
-def _notes(corpus: Corpus, device: str, *, quick: bool) -> list[str]:
+def _notes(corpus: Corpus, device: str, load_before: float, *, quick: bool) -> list[str]:
     notes = []
+    if load_before > IDLE_LOAD:
+        notes.append(
+            f"The machine had other work when the run began (load {load_before:g}): its times cannot be compared with "
+            "others, and the simulator, which knows of no other work, cannot foretell them."
+        )
     if corpus.missing is not None:
         notes.append(
             f"Debian's FAQ could not be had ({corpus.missing}): the tasks are made of documents of this project alone."

@@ -45,8 +45,11 @@ def canned() -> dict[str, Any]:
     ]
     answers = [
         {"model": model, "task": task, "tokens": tokens, "number": number, "series": series, "score": float(score)}
-        for model in MODELS
-        for task in ("needle", "questions", "summary", "prose")
+        for model, tasks in (
+            ("smollm2", ("needle", "questions", "summary", "prose")),
+            ("gemma3", ("needle", "summary")),
+        )
+        for task in tasks
         for tokens in ((512, 1024) if task in ("needle", "questions") else (1024,))
         for series in SERIES
         for number, score in enumerate(rng.integers(0, 2, 4) if task != "prose" else rng.uniform(2, 3, 4))

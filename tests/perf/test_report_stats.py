@@ -18,13 +18,13 @@ from perf.report.stats import difference, estimate, holm, share
 def test_intervals_cover_the_truth_about_as_often_as_they_say(statistic: str) -> None:
     rng = np.random.default_rng(0)
     covered = 0
-    for _ in range(200):
+    for _ in range(100):
         one = estimate(rng.normal(3.0, 1.0, 60).tolist(), statistic)  # type: ignore[arg-type]
         assert one.low is not None
         assert one.high is not None
         assert one.low <= one.value <= one.high
         covered += one.low <= 3.0 <= one.high
-    assert 0.88 <= covered / 200 <= 0.99
+    assert 0.86 <= covered / 100 <= 0.99
 
 
 def test_the_same_samples_give_the_same_interval() -> None:

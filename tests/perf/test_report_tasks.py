@@ -115,6 +115,9 @@ def test_cells_are_measured_once_and_known_by_all_that_matters(tmp_path: Path) -
     assert cells.get({"codec": "lynx", "n": 2}, measure) == {"at": 2}
     assert Cells(tmp_path, {"code": "b"}).get({"codec": "lynx", "n": 1}, measure) == {"at": 3}
     assert (cells.made, cells.reused) == (2, 1)
+    fresh = Cells(tmp_path, {"code": "a"}, fresh=True)
+    assert fresh.held({"codec": "lynx", "n": 1}) is None
+    assert [fresh.get({"codec": "lynx", "n": 1}, measure) for _ in range(2)] == [{"at": 4}] * 2
     assert not list(tmp_path.rglob("*.part"))
 
 
