@@ -173,7 +173,8 @@ def main(argv: Sequence[str] | None = None, serve: Serve = _serve) -> int:
     """Run the prefill process; returns its exit code.
 
     Args:
-        serve: answers the requests of a link, given also where to tell of progress, a thread for the model and a device.
+        serve: answers the requests of a link, given also where to tell of progress, a thread for the model and a
+           device.
     """
     parser = argparse.ArgumentParser(prog="python -m lynx_net.demo.prefill_process", description=__doc__)
     parser.add_argument("--url", required=True, help="where the decode process listens, tcp://HOST:PORT")

@@ -47,7 +47,7 @@ def blocks_of(results: Results) -> list[Block]:
 def verdicts_of(results: Results) -> Table:
     """What was promised, what was found, and whether it holds."""
     rows: list[tuple[str, str, str, str]] = []
-    for model, title in results["settings"]["models"].items():
+    for model, title in results["settings"]["time_models"].items():
         found = figures_time.reference(results, model)
         for what, ours, theirs, field, bound in (
             ("TTFT of the default codec / of int4", "default", "int4", "ttft_s", 1.05),

@@ -39,7 +39,7 @@ def _setting(results: Results, model: str) -> str:
 
 
 def _models(results: Results) -> dict[str, str]:
-    return results["settings"]["models"]
+    return results["settings"]["time_models"]
 
 
 def accuracy(results: Results, model: str, series: str) -> Estimate | None:
@@ -71,8 +71,6 @@ def overview(results: Results) -> Block:
             header = (f"{title}, {_setting(results, model)}", "bits a value sent", "TTFT", "TT32T", "right answers")
             tables.append(Table(header, rows))
             told.append(title)
-    for one in only(results.get("device", []), kind="table"):
-        tables.append(Table(one["header"], one["rows"]))
     return Block(
         name="table-1",
         title="Time to the first and to the 32nd token, and quality",

@@ -20,7 +20,8 @@ from lynx_net.demo.pair import Pair
 from lynx_net.integrations.transformers import ProgressiveCache, TransformersModel, layout_of
 from lynx_net.speculation import Done, Draft, decode
 from lynx_net.wire.frames import HEADER_BYTES
-from perf.report.prefill_process import TransferRequest, load_model
+from perf.report.device import SHAPES, noise_prompt
+from perf.report.prefill_process import TransferRequest, dtype_of, load_model
 from perf.report.scope import PAPER_RESIDUAL_TOKENS
 from perf.report.series import SERIES, codec_plan
 from perf.report.tasks import make_task
@@ -74,21 +75,28 @@ class AnchorOnly:
 class Timing:
     """The decode side: a model that asks for caches and decodes from them."""
 
-    def __init__(self, pair: Pair, name: str) -> None:
-        self._pair, self._name = pair, name
+    def __init__(self, pair: Pair, name: str, device: str) -> None:
+        self._pair, self._name, self._device = pair, name, device
         self._thread = ThreadPoolExecutor(1, "decode")
         self.loaded: Any = None
 
     async def load(self) -> None:
         """Load the model; the prefill process loads its own at the first request."""
-        self.loaded = await asyncio.get_running_loop().run_in_executor(self._thread, load_model, self._name)
+        self.loaded = await asyncio.get_running_loop().run_in_executor(
+            self._thread, load_model, self._name, self._device
+        )
+
+    def model_on(self, tokens: int) -> TransformersModel:
+        """The model on a new cache of so many tokens."""
+        model = self.loaded.model
+        layout = layout_of(model.config, tokens, dtype=dtype_of(model))
+        return TransformersModel(model, ProgressiveCache(layout, room=_ROOM, device=self._device))
 
     async def transfer(self, series: str, prompt: Sequence[int], rate_bps: float) -> dict[str, Any]:
         """One transfer and what was decoded from it."""
         loop = asyncio.get_running_loop()
-        layout = layout_of(self.loaded.model.config, len(prompt) - 1, dtype="float32")
-        cache = await loop.run_in_executor(self._thread, lambda: ProgressiveCache(layout, room=_ROOM))
-        model = TransformersModel(self.loaded.model, cache)
+        model = await loop.run_in_executor(self._thread, self.model_on, len(prompt) - 1)
+        cache = model.cache
         wanted = TransferRequest(series, self._name, tuple(prompt), float(rate_bps))
         transfer = await self._pair.request(wanted, cache)
         polled: list[tuple[float, int]] = []
@@ -218,18 +226,18 @@ def reference_rate_bps(layout_tokens: int, config: Any, pass_s: dict[str, float]
 
 
 async def time_model(
-    name: str, corpus: Corpus, scope: Scope, cells: Cells, progress: Progress, *, sweep: bool
+    name: str, corpus: Corpus, scope: Scope, cells: Cells, progress: Progress, *, sweep: bool, device: str = "cpu"
 ) -> dict[str, Any]:
     """All transfers of one model: the reference, and with `sweep` other lengths and rates.
 
     Returns:
         `transfers`, `passes` (seconds of forward passes by length) and `reference` of the raw results.
     """
-    options = DemoOptions(rate=_LOWEST_RATE, timeout_s=_SILENCE_S)
+    options = DemoOptions(rate=_LOWEST_RATE, timeout_s=_SILENCE_S, device="cuda" if device == "cuda" else "cpu")
     records: list[dict[str, Any]] = []
     passes: dict[str, dict[str, float]] = {}
     async with Pair.open(options, lambda _progress: None, "perf.report.prefill_process") as pair:
-        timing = Timing(pair, name)
+        timing = Timing(pair, name, device)
 
         async def work() -> dict[str, Any]:
             await timing.load()
@@ -241,8 +249,7 @@ async def time_model(
                 key = {"what": "passes", "model": name, "tokens": tokens}
                 held = cells.held(key)
                 if held is None:
-                    cache = ProgressiveCache(layout_of(config, tokens, dtype="float32"), room=_ROOM)
-                    model = TransformersModel(timing.loaded.model, cache)
+                    model = await loop.run_in_executor(timing._thread, timing.model_on, tokens)
                     held = await loop.run_in_executor(timing._thread, calibrate, model, tokens)
                     cells.put(key, held)
                 passes[str(tokens)] = held
@@ -267,7 +274,10 @@ async def _round(
     timing: Timing, name: str, corpus: Corpus, tokens: int, rate_bps: float, turn: int, cells: Cells
 ) -> list[dict[str, Any]]:
     """One prompt with every codec; which is first turns with the round."""
-    prompt = make_task(timing.loaded.tokenizer, corpus, "summary", turn, tokens, 0).prompt
+    if name in SHAPES:
+        prompt = noise_prompt(name, turn, tokens)
+    else:
+        prompt = make_task(timing.loaded.tokenizer, corpus, "summary", turn, tokens, 0).prompt
     names = list(SERIES)
     first = turn % len(names)
     found = []

@@ -17,6 +17,7 @@ from lynx_net.demo.exchange import STARTED_S, Progress
 from lynx_net.demo.options import DemoError
 from lynx_net.demo.prefill_process import main
 from lynx_net.errors import TransferAbortedError
+from perf.report.device import SHAPES, load_shape
 from perf.report.series import SERIES, codec_plan
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from lynx_net.integrations.transformers import Prefilled
     from lynx_net.wire.layout import CacheLayout
 
-__all__ = ["TransferRequest", "load_model", "serve"]
+__all__ = ["TransferRequest", "dtype_of", "load_model", "serve"]
 
 _MOST_TOKENS = 1 << 15
 
@@ -39,7 +40,7 @@ class TransferRequest:
 
     Attributes:
         codec: a name of `SERIES`.
-        model: a name of `perf.quality.MODELS`.
+        model: a name of `perf.quality.MODELS` or of `perf.report.device.SHAPES`.
         prompt: token ids; the cache is that of all but the last.
         rate_bps: of the link from now on.
     """
@@ -65,26 +66,35 @@ class TransferRequest:
         raise DemoError(f"the request for a cache is malformed; its fields are {', '.join(sorted(map(str, meta)))}")
 
 
-def load_model(name: str) -> Any:
-    """A model of perf.quality on one thread, with the kernels of all codecs compiled. Blocks for seconds."""
+def load_model(name: str, device: str) -> Any:
+    """A model on one thread, or on a device, with the kernels of all codecs compiled. Blocks for seconds."""
     import torch
 
     from perf.quality import MODELS
 
     torch.set_num_threads(1)
-    if name not in MODELS:
-        raise DemoError(f"there is no model {name!r}; known are {', '.join(MODELS)}")
-    loaded = MODELS[name].load(fetch=True)
+    if name in SHAPES:
+        loaded: Any = load_shape(name, device)
+    elif name in MODELS:
+        loaded = MODELS[name].load(fetch=True)
+        loaded.model.to(device)
+    else:
+        raise DemoError(f"there is no model {name!r}; known are {', '.join((*MODELS, *SHAPES))}")
     for series in SERIES.values():
         series.subject.codec_of("key", 0, 1).warm_up()
     return loaded
 
 
+def dtype_of(model: Any) -> str:
+    """For example "bfloat16"."""
+    return str(model.dtype).removeprefix("torch.")
+
+
 class _Prefiller:
     """One model and the cache of the last prompt. All methods block and run in one thread."""
 
-    def __init__(self, tell: Callable[[Progress], None]) -> None:
-        self._tell = tell
+    def __init__(self, tell: Callable[[Progress], None], device: str) -> None:
+        self._tell, self._device = tell, device
         self._loaded: Any = None
         self._name = ""
         self._last: tuple[tuple[int, ...], CacheLayout, Prefilled] | None = None
@@ -96,11 +106,12 @@ class _Prefiller:
 
         if wanted.model != self._name:
             self._loaded = self._last = None  # free one before the next is loaded
-            self._loaded, self._name = load_model(wanted.model), wanted.model
+            self._loaded, self._name = load_model(wanted.model, self._device), wanted.model
         if self._last is None or self._last[0] != wanted.prompt:
             self._last = None
             began_s = time.monotonic()
-            layout = layout_of(self._loaded.model.config, len(wanted.prompt) - 1, dtype="float32")
+            dtype = dtype_of(self._loaded.model)
+            layout = layout_of(self._loaded.model.config, len(wanted.prompt) - 1, dtype=dtype)
             made = prefill(self._loaded.model, wanted.prompt, score_queries=SCORE_QUERIES)
             self._last = (wanted.prompt, layout, made)
             self._tell(Progress(f"prefill of {len(wanted.prompt)} tokens", time.monotonic() - began_s))
@@ -113,7 +124,7 @@ async def serve(
     """Answer requests one after the other until the peer closes the link."""
     import asyncio
 
-    prefiller = _Prefiller(tell)
+    prefiller = _Prefiller(tell, device)
 
     async for request in link.requests():
         try:

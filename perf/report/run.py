@@ -16,7 +16,7 @@ from perf.quality import MODELS
 from perf.report import measure_concurrent, measure_quality, measure_time, predict
 from perf.report.cells import Cells, fingerprint
 from perf.report.corpus import load_corpus
-from perf.report.device import measure_device
+from perf.report.device import SHAPES, check_device
 from perf.report.figure import only, samples
 from perf.report.measure_peers import measure_codecs, measure_transports
 from perf.report.series import SERIES
@@ -62,6 +62,7 @@ async def measure(
         threads: of torch, while quality is measured; transfers are timed with one a process.
         fresh: nothing is taken from earlier runs.
     """
+    check_device(device)
     folder = cache_folder() / "report"
     corpus = load_corpus(folder / "corpus")
     progress.tell(f"prose: {corpus.name}, {len(corpus.paragraphs)} paragraphs")
@@ -87,13 +88,17 @@ async def measure(
         "drafts": [],
         "attention": [],
         "distribution": [],
-        "device": measure_device(device, scope, progress),
     }
     passes, reference = {}, {}
     for name in models:
         timed = await measure_time.time_model(name, corpus, scope, times, progress, sweep=name == SCALING_MODEL)
         results["transfers"] += timed["transfers"]
         passes[name], reference[name] = timed["passes"], timed["reference"]
+    if device != "cpu":
+        for name in SHAPES:
+            timed = await measure_time.time_model(name, corpus, scope, times, progress, sweep=False, device=device)
+            results["transfers"] += timed["transfers"]
+            passes[name], reference[name] = timed["passes"], timed["reference"]
     layouts, speeds = {}, {}
     captured: Any = None
     results["peers"] = []
@@ -121,6 +126,7 @@ async def measure(
         "quick": scope.quick,
         "scope": dataclasses.asdict(scope),
         "models": {name: TITLES[name] for name in models},
+        "time_models": {name: TITLES.get(name) or SHAPES[name].title for name in reference},
         "reference": reference,
         "passes_s": passes,
         "checked_tasks": list(CHECKED),
@@ -168,7 +174,9 @@ def _simulator(
     results: dict[str, Any], models: Sequence[str], passes: Any, speeds: Any, layouts: Any
 ) -> dict[str, Any]:
     return {
-        "checked": predict.checked(results["transfers"], passes, speeds, layouts),
+        "checked": predict.checked(
+            [one for one in results["transfers"] if one["model"] in speeds], passes, speeds, layouts
+        ),
         "predicted": predict.predicted(_stands(results), speeds[models[0]]),
         "assumptions": predict.assumptions(),
     }

@@ -91,7 +91,8 @@ def canned() -> dict[str, Any]:
     return {
         "format": 1, "command": "python -m perf.report --quick", "version": "0", "date": "2026-01-01", "took_s": 60.0,
         "machine": {"processor": "none", "cores": 2, "packages": {"numpy": "2"}},
-        "settings": {"quick": True, "models": MODELS, "reference": REFERENCE, "checked_tasks": ["needle", "questions"],
+        "settings": {"quick": True, "models": MODELS, "time_models": MODELS,
+                     "reference": REFERENCE, "checked_tasks": ["needle", "questions"],
                      "scaling_model": "smollm2", "notes": ["A note <with> signs & more."],
                      "concurrent": {"requests": 8, "tokens": 1024, "rate_bps": 200e6, "decode_token_s": 0.03}},
         "transfers": transfers, "answers": answers, "drafts": drafts, "attention": attention,
@@ -100,7 +101,6 @@ def canned() -> dict[str, Any]:
         "peers": [one for model in MODELS for one in peers_of(model)],
         "transports": {"mib": [1, 4], "figures": {
             "lynx": {"1": {"gbytes_per_s": 1.0}, "4": {"gbytes_per_s": 2.0}}, "nixl": {"failure": "not installed"}}},
-        "device": [],
     }  # fmt: skip
 
 

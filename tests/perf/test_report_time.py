@@ -11,11 +11,10 @@ if not all(importlib.util.find_spec(needed) for needed in ("torch", "transformer
 
 from lynx_codec.plan import DEFAULT_PLAN
 from lynx_net.demo.options import DemoError
-from perf.report.device import DeviceMissingError, check_device, measure_device
+from perf.report.device import SHAPES, DeviceMissingError, Shape, check_device, load_shape, noise_prompt
 from perf.report.measure_concurrent import DECODE_TOKEN_S, times_s
 from perf.report.measure_time import spent
-from perf.report.prefill_process import TransferRequest
-from perf.report.scope import QUICK, Progress
+from perf.report.prefill_process import TransferRequest, dtype_of
 from perf.report.series import SERIES, codec_plan
 from perf.splits import Drafted
 
@@ -92,13 +91,28 @@ def test_layers_that_differ_differ_in_a_plan() -> None:
 def test_a_device_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    assert measure_device("cpu", QUICK, Progress()) == []
+    import lynx_gpu
+
+    check_device("cpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(DeviceMissingError, match="no CUDA device"):
         check_device("cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    import lynx_gpu
+    monkeypatch.setattr(lynx_gpu, "device_count", lambda: 0)
+    with pytest.raises(DeviceMissingError, match="CuPy"):
+        check_device("cuda")
+    monkeypatch.delattr(lynx_gpu, "DeviceCodec")
+    with pytest.raises(DeviceMissingError, match=r"lynx_gpu\.DeviceCodec"):
+        check_device("cuda")
 
-    if not hasattr(lynx_gpu, "DeviceCodec"):
-        with pytest.raises(DeviceMissingError, match=r"lynx_gpu\.DeviceCodec"):
-            measure_device("cuda", QUICK, Progress())
+
+def test_a_model_of_a_shape_has_it_and_is_the_same_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SHAPES, "tiny", Shape("tiny", 2, 32, 64, 4, 2, 50))
+    made, again = load_shape("tiny", "cpu").model, load_shape("tiny", "cpu").model
+    assert dtype_of(made) == "bfloat16"
+    assert not made.training
+    assert (made.config.num_key_value_heads, made.config.num_hidden_layers, made.config.vocab_size) == (2, 2, 50)
+    assert all(bool((a == b).all()) for a, b in zip(made.parameters(), again.parameters(), strict=True))
+    assert noise_prompt("tiny", 1, 20) == noise_prompt("tiny", 1, 20) != noise_prompt("tiny", 2, 20)
+    assert len(noise_prompt("tiny", 1, 20)) == 21
+    assert max(noise_prompt("tiny", 1, 500)) < 50
