@@ -47,11 +47,13 @@ def quanto(bits: np.ndarray, count: int, axis: int) -> Coded:
     """`QuantizedCache` of transformers with its quanto backend, groups of 64."""
     layers = importlib.import_module("transformers.cache_utils")
     layer = layers.QuantoQuantizedLayer(nbits=count, axis_key=axis, axis_value=axis, q_group_size=64)
-    tensor = torch_view(bits)
+    more = -len(bits) % 64  # it takes whole groups only: the last token again and again, not counted
+    tensor = torch_view(np.concatenate([bits, np.repeat(bits[-1:], more, axis=0)]))
     began_s = time.perf_counter()
     coded = layer._quantize(tensor, axis=axis)
     took_s = time.perf_counter() - began_s
-    return numpy_of(layer._dequantize(coded)), tensor_bytes(coded), took_s
+    share = len(bits) / (len(bits) + more)
+    return numpy_of(layer._dequantize(coded))[: len(bits)], round(tensor_bytes(coded) * share), took_s * share
 
 
 def hqq(bits: np.ndarray, count: int, axis: int) -> Coded:
