@@ -37,6 +37,7 @@ __all__ = [
     "color",
     "errors_of",
     "grouped_bars",
+    "legend_below",
     "panels",
     "standalone",
     "themed_svg",
@@ -150,6 +151,12 @@ def errors_of(estimates: Sequence[Estimate]) -> list[list[float]]:
         [max(one.value - one.ends[0], 0.0) for one in estimates],
         [max(one.ends[1] - one.value, 0.0) for one in estimates],
     ]
+
+
+def legend_below(figure: Figure, axes: Axes) -> None:
+    """One legend for all plots of a figure, under them, with what `axes` shows."""
+    columns = 2 if figure.get_figwidth() < 7 else 5
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=columns)
 
 
 def band(axes: Axes, at: Sequence[float], estimates: Sequence[Estimate], shade: str) -> None:

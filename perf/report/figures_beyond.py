@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from perf.report.draw import ACCENTS, INK, color, errors_of, grouped_bars, panels, themed_svg
+from perf.report.draw import ACCENTS, INK, color, errors_of, grouped_bars, legend_below, panels, themed_svg
 from perf.report.figure import Block, Table, cell, mean_of, median_of, only, present, rate_text, values
 from perf.report.series import SERIES
 from perf.report.stats import Estimate, estimate
@@ -37,7 +37,7 @@ def concurrent(results: Results) -> Block:
     figure, (axis,) = panels(1, width=8)
     grouped_bars(axis, list(groups.values()), bars)
     axis.set_ylabel("seconds since all began")
-    axis.legend(ncols=3)
+    legend_below(figure, axis)
     rows = [(SERIES[name].label, *(cell(one, " s") for one in bars[name])) for name in names]
     at = results["settings"]["concurrent"]
     return Block(
@@ -89,7 +89,7 @@ def simulator_error(results: Results) -> Block:
         axis.set_xlabel("measured, s")
         axis.set_ylabel("predicted, s")
         axis.set_title({"ttft_s": "first token", "tt32t_s": "32nd token"}[field])
-    axes[0].legend()
+    legend_below(figure, axes[0])
     rows = []
     for one in found:
         cells = []
@@ -177,7 +177,7 @@ def simulated(results: Results) -> Block:
             axis.minorticks_off()
             axis.set_xlabel("tokens of context")
         tables.append(Table((f"{model}: default / int8", *(f"{length // 1024}K" for length in lengths)), rows))
-    axes[0].legend()
+    legend_below(figure, axes[0])
     axes[1].legend()
     return Block(
         name="simulated",
@@ -255,7 +255,7 @@ def peers(results: Results) -> Block:
             "million values coded a second",
         )
         tables.append(Table(header, rows))
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    legend_below(figure, axes[0])
     return Block(
         name="peers",
         title="Codecs of other projects on the same caches",

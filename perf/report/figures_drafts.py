@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from perf.report.draw import ACCENTS, Rectangle, band, color, errors_of, panels, themed_svg
+from perf.report.draw import ACCENTS, Rectangle, band, color, errors_of, legend_below, panels, themed_svg
 from perf.report.figure import Block, Table, cell, mean_of, only, samples
 from perf.report.series import SERIES
 from perf.report.stats import estimate, share
@@ -142,7 +142,7 @@ def survival(results: Results) -> Block:
         axis.set_ylabel("accepted drafts of 64")
         axis.set_ylim(0, 66)
         tables.append(Table((title, "bits of the anchor", "accepted of 64"), rows))
-    axes[0].legend()
+    legend_below(figure, axes[0])
     return Block(
         name="survival",
         title="Survival of drafts by the bits of the anchor",

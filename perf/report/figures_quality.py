@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from perf.report.draw import ACCENTS, INK, band, color, errors_of, grouped_bars, panels, themed_svg
+from perf.report.draw import ACCENTS, INK, band, color, errors_of, grouped_bars, legend_below, panels, themed_svg
 from perf.report.figure import Block, Table, cell, mean_of, median_of, only, present, samples, values
 from perf.report.figures_time import accuracy, reference
 from perf.report.series import SERIES
@@ -60,7 +60,7 @@ def quality(results: Results) -> Block:
         axis.set_xlabel("tokens of context")
         percent = task in ("needle", "questions")
         tables.append(_quality_table(found, task, lengths, title, bars, percent=percent))
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    legend_below(figure, axes[0])
     return Block(
         name="figure-8-12",
         title="Quality of tasks by codec and context length",
@@ -118,7 +118,7 @@ def attention_errors(results: Results) -> Block:
     grouped_bars(axis, list(models.values()), bars)
     axis.set_yscale("log")
     axis.set_ylabel("vNMSE of attention outputs")
-    axis.legend(ncols=3)
+    legend_below(figure, axis)
     rows = [
         (
             SERIES[name].label,
@@ -231,7 +231,7 @@ def pareto(results: Results) -> Block:
         ]
         header = (results["settings"]["models"][model], "TT32T", "ROUGE-L", "right answers", "on the front")
         tables.append(Table(header, rows))
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    legend_below(figure, axes[0])
     return Block(
         name="pareto",
         title="Time against quality",

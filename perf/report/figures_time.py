@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from perf.report.draw import ACCENTS, INK, PAPER, band, color, errors_of, grouped_bars, panels, themed_svg
+from perf.report.draw import ACCENTS, INK, PAPER, band, color, errors_of, grouped_bars, legend_below, panels, themed_svg
 from perf.report.figure import Block, Table, cell, mean_of, median_of, only, present, rate_text, values
 from perf.report.series import SERIES
 from perf.report.stats import Estimate, estimate, share
@@ -115,7 +115,7 @@ def time_to_token(results: Results) -> Block:
         axis.set_ylabel("seconds since the transfer began")
         axis.set_ylim(bottom=0)
         tables.append(Table((_models(results)[model], *(f"k = {k}" for k in _SHOWN_TOKENS)), rows))
-    axes[0].legend(ncols=2)
+    legend_below(figure, axes[0])
     return Block(
         name="figure-9",
         title="Time to the k-th token",
@@ -167,7 +167,7 @@ def time_spent(results: Results) -> Block:
         axis.set_xlabel("seconds to the 64th token")
         axis.set_title(f"{_models(results)[model]}, {_setting(results, model)}")
         tables.append(Table((_models(results)[model], *SPENT.values(), "in all"), rows))
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(SPENT))
+    legend_below(figure, axes[0])
     return Block(
         name="figure-2",
         title="Where the time goes",
@@ -221,7 +221,7 @@ def context_and_bandwidth(results: Results) -> Block:
         tables.append(Table((title, *(f"{point / scale:g}" for point in points)), rows))
     axes[0].set_title(f"by context length, {rate_text(at['rate_bps'])}")
     axes[1].set_title(f"by bandwidth, {at['tokens']:,} tokens")
-    axes[1].legend(ncols=2)
+    legend_below(figure, axes[1])
     return Block(
         name="figure-11",
         title="Time to the 64th token by context length and bandwidth",
@@ -243,7 +243,7 @@ def waiting(results: Results) -> Block:
     figure, (axis,) = panels(1, width=8)
     grouped_bars(axis, [_models(results)[model] for model in models], bars)
     axis.set_ylabel("idle decode seconds a request")
-    axis.legend(ncols=3)
+    legend_below(figure, axis)
     rows = [(SERIES[name].label, *(cell(one, " s") for one in bars[name])) for name in names]
     return Block(
         name="waiting",
