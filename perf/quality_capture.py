@@ -80,6 +80,15 @@ class Greedy:
         self._driven.truncate(self.layout.tokens)
         return self._choose(scores)
 
+    def losses(self, last: int, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """Nats that the model pays for each of `tokens` behind `last`; all tokens of the vocabulary count."""
+        scores = torch.from_numpy(self._driven.forward([last, *tokens[:-1]]))
+        self._driven.truncate(self.layout.tokens)
+        paid: NDArray[np.float32] = torch.nn.functional.cross_entropy(
+            scores, torch.tensor(list(tokens)), reduction="none"
+        ).numpy()
+        return paid
+
     def decode(self, last: int, steps: int, begun: Sequence[int] = ()) -> list[int]:
         """Decode one token after the other until there are `steps`, `begun` being the first of them."""
         tokens = list(begun)
@@ -126,18 +135,18 @@ def prompt_tokens(tokenizer: Any, kind: Kind, number: int, tokens: int, text: st
     return prose(tokenizer, number, tokens + 1 + (STEPS if kind == "prose" else 0), text if kind == "prose" else None)
 
 
-def capture(model: Any, prompt: Sequence[int], tokens: int, kind: Kind) -> Capture:
-    """Prefill a prompt, decode what follows, and record how it reads the cache."""
+def capture(model: Any, prompt: Sequence[int], tokens: int, kind: Kind, steps: int = STEPS) -> Capture:
+    """Prefill a prompt, decode `steps` tokens that follow, and record how they read the cache."""
     prefilled = prefill(model, prompt[:tokens], score_queries=SCORE_QUERIES)
     assert prefilled.scores is not None
     keys, values = (np.stack([_bfloat16(array) for array in arrays]) for arrays in (prefilled.keys, prefilled.values))
     greedy = Greedy(model, tokens)
     fill(greedy.cache, widen(keys), widen(values))
     last = prompt[tokens]
-    following = list(prompt[tokens + 1 :]) if kind == "prose" else greedy.decode(last, STEPS)
-    with recorded_queries(model, STEPS) as queries:
+    following = list(prompt[tokens + 1 :]) if kind == "prose" else greedy.decode(last, steps)
+    with recorded_queries(model, steps) as queries:
         greedy.forced(last, following)
-    behind = slice(tokens, tokens + STEPS)
+    behind = slice(tokens, tokens + steps)
     new_keys, new_values = (
         np.stack([getattr(layer, name)[0, :, behind].numpy() for layer in greedy.cache.layers])
         for name in ("all_keys", "all_values")

@@ -103,6 +103,9 @@ class Drafts:
     like_exact: int
     """Tokens from the start that Q_full chooses as the exact cache does."""
 
+    target: tuple[int, ...]
+    """What the drafts are held against."""
+
 
 def drafts(greedy: Greedy, captured: Capture, coded: Coded) -> Drafts:
     """Count the drafts that survive, in two forward passes instead of 2 * STEPS.
@@ -122,7 +125,7 @@ def drafts(greedy: Greedy, captured: Capture, coded: Coded) -> Drafts:
     fill(greedy.cache, *coded.anchor)
     chosen = greedy.forced(captured.last, target)
     agreeing = float(np.mean([a == b for a, b in zip(chosen, target, strict=True)]))
-    return Drafts(matching(chosen, target), agreeing, like_exact)
+    return Drafts(matching(chosen, target), agreeing, like_exact, tuple(target))
 
 
 def summary(counted: Sequence[Drafts]) -> dict[str, float]:

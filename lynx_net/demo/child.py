@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
     from lynx_net.demo.options import DemoOptions
 
-__all__ = ["PrefillChild"]
+__all__ = ["PREFILL_MODULE", "PrefillChild"]
+
+PREFILL_MODULE = "lynx_net.demo.prefill_process"
 
 _KEPT_LINES = 3
 _GRACE_S = 2.0
@@ -34,8 +36,10 @@ class PrefillChild:
         self._readers = [asyncio.create_task(self._read_progress()), asyncio.create_task(self._read_errors())]
 
     @classmethod
-    async def start(cls, url: str, options: DemoOptions, progress: Callable[[Progress], None]) -> PrefillChild:
-        """Start the process that connects to `url`.
+    async def start(
+        cls, url: str, options: DemoOptions, progress: Callable[[Progress], None], module: str = PREFILL_MODULE
+    ) -> PrefillChild:
+        """Start the process that connects to `url`; `module` is run with the arguments of the demonstration's.
 
         It has a session of its own, so that Ctrl-C reaches the parent only, and it inherits this
         process's standard error a second time, to say there that its parent is lost.
@@ -44,7 +48,7 @@ class PrefillChild:
         try:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                *("-m", "lynx_net.demo.prefill_process", "--url", url, "--rate", options.rate),
+                *("-m", module, "--url", url, "--rate", options.rate),
                 *("--lanes", str(options.lanes), "--timeout", str(options.timeout_s), "--terminal-fd", str(terminal)),
                 *("--device", options.device),
                 stdin=asyncio.subprocess.DEVNULL,

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import lynx_net
-from lynx_net.demo.child import PrefillChild
+from lynx_net.demo.child import PREFILL_MODULE, PrefillChild
 from lynx_net.demo.options import DemoError
 from lynx_net.errors import ConnectionLostError, PeerTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
 
-    from lynx_net.demo.exchange import CacheRequest, Progress
+    from lynx_net.demo.exchange import Progress
     from lynx_net.demo.options import DemoOptions
 
-__all__ = ["Pair"]
+__all__ = ["Pair", "Wanted"]
 
 T = TypeVar("T")
 
@@ -26,6 +26,19 @@ CONNECT_DEADLINES = 2.0
 
 _LAST_WORDS_S = 3.0
 """A child that ends loses its link a moment before its exit code and its last lines are known."""
+
+
+class Wanted(Protocol):
+    """What is asked of the prefill process, such as a `CacheRequest`."""
+
+    @property
+    def codec(self) -> str:
+        """What the request is called after."""
+        ...
+
+    def to_meta(self) -> dict[str, Any]:
+        """The request as metadata of a link request."""
+        ...
 
 
 class Pair:
@@ -46,11 +59,14 @@ class Pair:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def open(cls, options: DemoOptions, progress: Callable[[Progress], None]) -> AsyncIterator[Pair]:
+    async def open(
+        cls, options: DemoOptions, progress: Callable[[Progress], None], module: str = PREFILL_MODULE
+    ) -> AsyncIterator[Pair]:
         """Start the server and the prefill process; leaving the block ends both, whatever happened inside.
 
         Args:
             progress: called with what the prefill process tells about its work.
+            module: what the prefill process runs; perf.report has one of its own.
         """
         targets: dict[str, lynx_net.KVTarget] = {}
         config = lynx_net.LinkConfig(deadline_s=options.timeout_s)
@@ -65,7 +81,7 @@ class Pair:
         async with lynx_net.serve(
             "tcp://127.0.0.1:0", allocate=allocate, config=config, device_buffers=buffers
         ) as server:
-            child = await PrefillChild.start(server.url, options, progress)
+            child = await PrefillChild.start(server.url, options, progress, module)
             pair = cls(server, targets, child, CONNECT_DEADLINES * options.timeout_s)
             at_once = True
             try:
@@ -101,7 +117,7 @@ class Pair:
                 part.cancel()
             await asyncio.gather(task, watch, return_exceptions=True)
 
-    async def request(self, wanted: CacheRequest, target: lynx_net.KVTarget) -> lynx_net.IncomingTransfer:
+    async def request(self, wanted: Wanted, target: lynx_net.KVTarget) -> lynx_net.IncomingTransfer:
         """Ask for a cache that shall be written into `target`; returns when it has been offered."""
         link = await self._connected()
         self._requests += 1

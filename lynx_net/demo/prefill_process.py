@@ -33,9 +33,11 @@ from lynx_net.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from numpy.typing import NDArray
+
+    Serve = Callable[[lynx_net.KVLink, Callable[[Progress], None], ThreadPoolExecutor, str], Awaitable[None]]
 
     from lynx_net.integrations.smollm2 import LoadedModel
     from lynx_net.integrations.transformers import Prefilled
@@ -100,8 +102,11 @@ class _Prefiller:
         return self._last
 
 
-async def _serve(link: lynx_net.KVLink, prefiller: _Prefiller, executor: ThreadPoolExecutor) -> None:
+async def _serve(
+    link: lynx_net.KVLink, tell: Callable[[Progress], None], executor: ThreadPoolExecutor, device: str
+) -> None:
     """Answer requests one after the other until the peer closes the link."""
+    prefiller = _Prefiller(tell, device)
 
     def in_thread(function: Callable[..., T], *arguments: object) -> asyncio.Future[T]:
         return asyncio.get_running_loop().run_in_executor(executor, function, *arguments)
@@ -148,7 +153,7 @@ def _first_token(logits: NDArray[Any], wanted: CacheRequest) -> int:
     return draw(probabilities(logits, wanted.temperature), np.random.default_rng([wanted.seed, _FIRST_TOKEN_DRAW]))
 
 
-async def _run(arguments: argparse.Namespace, executor: ThreadPoolExecutor) -> None:
+async def _run(arguments: argparse.Namespace, executor: ThreadPoolExecutor, serve: Serve) -> None:
     """Connect, then serve; the link's errors end it, and so does SIGTERM, with code 0."""
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, leave, 0)
     config = lynx_net.LinkConfig(deadline_s=arguments.timeout_s)
@@ -161,11 +166,16 @@ async def _run(arguments: argparse.Namespace, executor: ThreadPoolExecutor) -> N
             output.flush()
 
     async with lynx_net.connect(arguments.url, rate=arguments.rate, lanes=arguments.lanes, config=config) as link:
-        await _serve(link, _Prefiller(tell, arguments.device), executor)
+        await serve(link, tell, executor, arguments.device)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the prefill process; returns its exit code."""
+def main(argv: Sequence[str] | None = None, serve: Serve = _serve) -> int:
+    """Run the prefill process; returns its exit code.
+
+    Args:
+        serve: answers the requests of a link, given also where to tell of progress, a thread for the model and a
+           device.
+    """
     parser = argparse.ArgumentParser(prog="python -m lynx_net.demo.prefill_process", description=__doc__)
     parser.add_argument("--url", required=True, help="where the decode process listens, tcp://HOST:PORT")
     parser.add_argument("--rate", help="limit of the link, e.g. 100Mbit")
@@ -178,7 +188,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     executor = ThreadPoolExecutor(1, "prefill")
     output = 2
     try:
-        run_loop(_run(arguments, executor))
+        run_loop(_run(arguments, executor, serve))
     except (ConnectionFailedError, ConnectionLostError, PeerTimeoutError) as error:
         output, sentence = arguments.terminal_fd, f"the decode process is gone: {error}"
     except LynxError as error:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from perf import peers
+from perf.peers import transport as peers
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -2,7 +2,7 @@
 
 `python -m perf.peers --setup` builds an environment for each system under `build/peers`, once. Every round runs every
 system in turn, in two fresh processes, and takes the median time of a payload: from the call that sends it until an
-acknowledgement of the receiver, who then holds all of it, has come back. `perf/peers_env/harness.py` says how
+acknowledgement of the receiver, who then holds all of it, has come back. `perf/peers/harness.py` says how
 that is known of each system. Ratios compare within a round. A system that is not there or fails is reported as such.
 
 `raw` is one blocking socket. `lynx` makes a transfer of every payload, `lynx-open` moves them as pages of one that was
@@ -15,11 +15,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
-import venv
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,9 +25,8 @@ from typing import Any
 import lynx_net
 from lynx_net.demo.results import machine_facts
 from perf.bytelevel import PACKAGES
+from perf.peers.environments import ENVIRONMENTS, Environment, Failure, build, child_environment, last_line
 
-ROOT = Path(__file__).resolve().parent.parent
-ENVIRONMENTS = ROOT / "build" / "peers"
 MIB = 1 << 20
 RUN_LIMIT_S = 120
 
@@ -40,32 +37,28 @@ class System:
 
     Attributes:
         module: runs its two processes.
-        environment: name of the folder of its Python environment.
-        packages: what pip installs without dependencies; none runs in this environment.
+        environment: what it runs in; None for this interpreter.
         settings: environment variables, the best that were found.
         done: what the acknowledgement of the receiver follows.
-        needs: what must be on the machine, beyond pip's reach.
     """
 
     module: str
-    environment: str = ""
-    packages: tuple[str, ...] = ()
+    environment: Environment | None = None
     settings: dict[str, str] = field(default_factory=dict)
     done: str
-    needs: str = ""
 
 
 UCXX = System(
     module="ucxx_peer",
-    environment="ucxx",
-    packages=("ucxx-cu12", "libucxx-cu12", "libucx-cu12", "librmm-cu12", "rapids-logger", "numpy"),
+    environment=Environment(
+        "ucxx", ("ucxx-cu12", "libucxx-cu12", "libucx-cu12", "librmm-cu12", "rapids-logger", "numpy")
+    ),
     settings={"UCX_TLS": "tcp", "UCX_NET_DEVICES": "lo"},
     done="the posted recv has completed",
 )
 NIXL = System(
     module="nixl_peer",
-    environment="nixl",
-    packages=("nixl-cu12", "numpy"),
+    environment=Environment("nixl", ("nixl-cu12", "numpy")),
     settings={"UCX_TLS": "tcp", "UCX_NET_DEVICES": "lo"},
     done="the write is DONE at the sender and the receiver sees its bytes",
 )
@@ -96,47 +89,32 @@ SYSTEMS = {
     "nixl-default": NIXL,
     "mooncake": System(
         module="mooncake_peer",
-        environment="mooncake",
-        packages=("mooncake-transfer-engine-non-cuda", "numpy"),
+        environment=Environment(
+            "mooncake", ("mooncake-transfer-engine-non-cuda", "numpy"), needs="the system package libibverbs1"
+        ),
         settings={"MC_FORCE_TCP": "1"},
         done="the write has returned at the sender and the receiver sees its bytes",
-        needs="the system package libibverbs1",
     ),
 }
 
 
-class Failure(Exception):
-    """A system could not be measured; says why."""
-
-
 def python_of(name: str) -> str:
     """The interpreter of a system's environment."""
-    if not SYSTEMS[name].packages:
-        return sys.executable
-    python = ENVIRONMENTS / SYSTEMS[name].environment / "bin" / "python"
-    if not python.exists():
-        raise Failure("not installed; run: python -m perf.peers --setup")
-    return str(python)
+    environment = SYSTEMS[name].environment
+    return sys.executable if environment is None else environment.python(ENVIRONMENTS)
 
 
 def set_up(names: list[str]) -> None:
     """Build the environments that are missing; a package that cannot be had is said and left."""
-    for name, system in {SYSTEMS[name].environment: SYSTEMS[name] for name in names}.items():
-        if not system.packages:
-            continue
-        where = ENVIRONMENTS / name
-        print(f"{name}: {' '.join(system.packages)}" + (f" (needs {system.needs})" if system.needs else ""), flush=True)
-        venv.create(where, with_pip=True, clear=True)
-        command = [str(where / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-deps", *system.packages]
-        if subprocess.run(command).returncode:
-            print(f"{name}: cannot be installed here", flush=True)
+    wanted = {one.name: one for name in names if (one := SYSTEMS[name].environment) is not None}
+    for one in wanted.values():
+        build(one, ENVIRONMENTS)
 
 
 def run_once(name: str, sizes: list[int], repeats: int, settings: dict[str, str]) -> dict[int, float]:
     """Median seconds of each size, from two fresh processes."""
-    command = [python_of(name), "-m", f"perf.peers_env.{SYSTEMS[name].module}"]
-    paths = [str(ROOT), str(ROOT / "codec"), str(ROOT / "gpu")]
-    environment = os.environ | settings | {"PYTHONPATH": os.pathsep.join(paths)}
+    command = [python_of(name), "-m", f"perf.peers.{SYSTEMS[name].module}"]
+    environment = child_environment(settings)
     most = str(max(sizes))
 
     def start(*arguments: str) -> subprocess.Popen[str]:
@@ -164,12 +142,6 @@ def run_once(name: str, sizes: list[int], repeats: int, settings: dict[str, str]
         raise Failure(f"the sender failed: {last_line(errors)}")
     seconds = json.loads(results[0].removeprefix("SECONDS "))
     return {int(size): statistics.median(times) for size, times in seconds.items()}
-
-
-def last_line(text: str) -> str:
-    """What a failed process said last."""
-    lines = text.strip().splitlines()
-    return lines[-1] if lines else "it said nothing"
 
 
 def measure(names: list[str], sizes: list[int], rounds: int, repeats: int) -> dict[str, Any]:
@@ -258,7 +230,3 @@ def main() -> None:
             "runs": measured["runs"],
         }
         options.json.write_text(json.dumps(facts, indent=1))
-
-
-if __name__ == "__main__":
-    main()

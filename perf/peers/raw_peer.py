@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from perf.peers_env.harness import Peer, Side, main
+from perf.peers.harness import Peer, Side, main
 
 
 class Raw(Peer):

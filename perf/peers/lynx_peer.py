@@ -14,7 +14,7 @@ from lynx_net import LinkConfig
 from lynx_net.aio.endpoint import Endpoint, Server
 from lynx_net.aio.link import Link
 from perf.bytelevel import ROOMY, Swallow, open_bytes, run
-from perf.peers_env.harness import Peer, Side, main
+from perf.peers.harness import Peer, Side, main
 
 if TYPE_CHECKING:
     from lynx_net.aio.transfer import IncomingTransfer, OutgoingTransfer

@@ -7,7 +7,7 @@ import json
 import os
 from typing import Any
 
-from perf.peers_env.harness import Peer, Side, main
+from perf.peers.harness import Peer, Side, main
 
 
 def pieces(address: int, size: int) -> list[tuple[int, int, int]]:

@@ -6,7 +6,7 @@ import importlib
 import json
 from typing import Any
 
-from perf.peers_env.harness import Peer, Side, main
+from perf.peers.harness import Peer, Side, main
 
 
 class Mooncake(Peer):

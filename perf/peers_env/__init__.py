@@ -1,1 +1,0 @@
-"""The two processes of `perf.peers`, one module a system; each runs in an environment of its own."""

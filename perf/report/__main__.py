@@ -1,0 +1,92 @@
+"""`python -m perf.report [--quick] [--device cpu|cuda] [--out DIR]`: measure everything, write one page.
+
+Writes `index.html` (which needs nothing else), a file for every plot, `results.json` with all samples, and
+`machine.json`. Cells that were measured before are kept in the user's cache folder, so a run
+that was interrupted goes on where it was; `--fresh` takes nothing from them.
+`--from FILE` draws the page anew from raw results and measures nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lynx_net.demo.process import limit_threads, run_loop
+
+if __name__ == "__main__":
+    limit_threads()  # before torch is imported
+
+from lynx_net.errors import LynxError
+from perf.report.scope import FULL, QUICK, Progress
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MODELS = ("smollm2", "gemma3")
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The options of the command."""
+    parser = argparse.ArgumentParser(prog="python -m perf.report", description="The whole evaluation, as one page.")
+    parser.add_argument("--quick", action="store_true", help="few samples: under ten minutes on two cores")
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="where models run (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("report"), metavar="DIR", help="where to write (default: %(default)s)"
+    )
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), help="default: all")
+    parser.add_argument(
+        "--threads", type=int, default=len(os.sched_getaffinity(0)), help="of torch for quality (default: %(default)s)"
+    )
+    parser.add_argument("--fresh", action="store_true", help="take nothing from earlier runs")
+    parser.add_argument(
+        "--from", type=Path, dest="results", metavar="FILE", help="draw from raw results; measure nothing"
+    )
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the evaluation; returns the exit code."""
+    options = parse(arguments)
+    progress = Progress()
+    try:
+        from perf.report.build import write  # says at once if there is nothing to draw with
+        from perf.report.device import check_device
+
+        check_device(options.device)
+        if options.results is not None:
+            results = json.loads(options.results.read_text("utf-8"))
+        else:
+            results = _measured(options, list(sys.argv[1:] if arguments is None else arguments), progress)
+        page = write(results, options.out)
+    except (LynxError, OSError) as error:
+        progress.tell(f"perf.report: {error}")
+        return 1
+    progress.tell(f"written: {page}")
+    return 0
+
+
+def _measured(options: argparse.Namespace, arguments: list[str], progress: Progress) -> dict[str, object]:
+    from perf.report.run import measure
+
+    found: list[dict[str, object]] = []
+
+    async def work() -> None:
+        scope = QUICK if options.quick else FULL
+        found.append(
+            await measure(
+                scope, options.models, options.device, arguments, progress, threads=options.threads, fresh=options.fresh
+            )
+        )
+
+    run_loop(work())
+    return found[0]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

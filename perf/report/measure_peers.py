@@ -1,0 +1,113 @@
+"""Codecs and transports of other projects, each in an environment of its own (`perf/peers/`)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from perf.peers import codecs, transport
+from perf.peers.environments import Failure
+from perf.quality_codecs import Subject, code
+from perf.report.measure_quality import Prompt
+from perf.report.series import RAW_HEAD, SERIES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from perf.report.cells import Cells
+    from perf.report.corpus import Corpus
+    from perf.report.scope import Progress, Scope
+
+__all__ = ["measure_codecs", "measure_transports"]
+
+_DEFAULT = SERIES["default"].subject
+OURS: Mapping[str, tuple[Subject, int, str]] = {
+    "default, first stream": (_DEFAULT, 1, "keys 4, values 3 bits, fine tokens"),
+    "default, Q_full": (_DEFAULT, 2, "8 bits"),
+    "lynx, first stream": (SERIES["lynx"].subject, 1, "4 bits"),
+    "lynx, Q_full": (SERIES["lynx"].subject, 2, "8 bits"),
+    "KIVI-style, 4 bits": (
+        Subject("kivi", {"bits": 4, "axis": "channel"}, {"axis": "token"}, raw_head=RAW_HEAD), 1, "keys by channel"
+    ),
+}  # fmt: skip
+"""This project's, on the same caches: subject, streams that are counted, settings in words."""
+
+QUICK_MIB, FULL_MIB = (4,), (1, 4, 16, 64)
+_REPEATS = 20
+
+
+def measure_codecs(
+    loaded: Any, name: str, corpus: Corpus, scope: Scope, cells: Cells, progress: Progress
+) -> list[dict[str, Any]]:
+    """Records under `peers`: bits and error on the caches of the first summaries. A full run installs
+    what is missing.
+    """
+    if not scope.quick:
+        progress.tell("peers: environments of codecs")
+        codecs.set_up()
+    records: list[dict[str, Any]] = []
+    for number in range(scope.peer_caches):
+        prompt = Prompt(loaded, corpus, "summary", number, scope.text_tokens)
+        where = {"model": name, "number": number}
+        base = {"what": "peer", "model": name, "prompt": list(prompt.task.prompt)}
+        for label, (subject, streams, settings) in OURS.items():
+            found = cells.get(
+                {**base, "ours": label, "subject": repr(subject)}, lambda p=prompt, s=subject, n=streams: _ours(p, s, n)
+            )
+            records.append({**where, "name": label, "settings": settings, "ours": True, **found})
+        for label, codec in codecs.CODECS.items():
+            record = {**where, "name": label, "settings": codec.settings, "ours": False}
+            key = {
+                **base,
+                "peer": label,
+                "bits": codec.bits,
+                "axis": codec.axis,
+                "packages": codec.environment.packages,
+            }
+            try:
+                records.append({**record, **cells.get(key, lambda p=prompt, n=label: _peer(p, n))})
+            except Failure as failure:
+                records.append({**record, "failure": str(failure)})
+    failed = {one["name"] for one in records if "failure" in one}
+    progress.tell(f"{name}: codecs of others" + (f"; not measured: {', '.join(sorted(failed))}" if failed else ""))
+    return [one for one in records if "failure" in one or one["name"] not in failed]
+
+
+def _ours(prompt: Prompt, subject: Subject, streams: int) -> dict[str, float]:
+    coded = code(subject, prompt.captured, prompt.layout)
+    decoded = coded.anchor if streams == 1 else coded.full
+    bits = 8 * sum(coded.stream_bytes[:streams]) / prompt.layout.values
+    return {"bits": bits, "vnmse": prompt.attention.errors(decoded)["attn_err_paper"]}
+
+
+def _peer(prompt: Prompt, name: str) -> dict[str, float]:
+    captured = prompt.captured
+    found, (keys, values) = codecs.run_codec(name, captured.keys, captured.values)
+    same = np.array_equal(keys, prompt.attention.keys) and np.array_equal(values, prompt.attention.values)
+    error = 0.0 if same else prompt.attention.errors((keys, values))["attn_err_paper"]
+    return {**found, "vnmse": error}
+
+
+def measure_transports(scope: Scope, cells: Cells, progress: Progress) -> dict[str, Any]:
+    """The raw results under `transports`; a full run installs what is missing."""
+    sizes = QUICK_MIB if scope.quick else FULL_MIB
+    names = list(transport.SYSTEMS)
+
+    def measured() -> dict[str, Any]:
+        progress.tell("transports of others")
+        if not scope.quick:
+            transport.set_up([name for name in names if not _installed(name)])
+        sizes_bytes = [mib * transport.MIB for mib in sizes]
+        found = transport.measure(names, sizes_bytes, scope.peer_rounds, _REPEATS)
+        return transport.figures(found["runs"], found["failures"], sizes_bytes)
+
+    return {"mib": list(sizes), "figures": measured() if scope.quick else cells.get({"what": "transports"}, measured)}
+
+
+def _installed(name: str) -> bool:
+    try:
+        transport.python_of(name)
+    except Failure:
+        return False
+    return True

@@ -1,0 +1,292 @@
+"""Times of real transfers between two processes over a paced link, decoded by a real model as they arrive.
+
+Codecs alternate, and their order turns from round to round; each round has another prompt. Texts go to their 64th
+token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import statistics
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from lynx_net.demo.exchange import STARTED_S
+from lynx_net.demo.experiment import decode_again
+from lynx_net.demo.options import DemoOptions
+from lynx_net.demo.pair import Pair
+from lynx_net.integrations.transformers import ProgressiveCache, TransformersModel, layout_of
+from lynx_net.speculation import Done, Draft, decode
+from lynx_net.wire.frames import HEADER_BYTES
+from perf.report.device import SHAPES, noise_prompt
+from perf.report.prefill_process import TransferRequest, dtype_of, load_model
+from perf.report.scope import PAPER_RESIDUAL_TOKENS
+from perf.report.series import SERIES, codec_plan
+from perf.report.tasks import make_task
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lynx_net import IncomingTransfer, Readiness
+    from perf.report.cells import Cells
+    from perf.report.corpus import Corpus
+    from perf.report.scope import Progress, Scope
+
+__all__ = ["PASSES", "SOURCES", "Timing", "calibrate", "spent", "time_model"]
+
+SOURCES = (
+    "codec/lynx_codec",
+    "lynx_net",
+    "perf/report/measure_time.py",
+    "perf/report/prefill_process.py",
+    "perf/report/series.py",
+)
+"""What a time depends on, beside the machine."""
+
+NEW_TOKENS = 64
+"""Also the most drafts, as in the paper."""
+
+PASSES = (1, 8, 32, 65)
+"""Tokens of the forward passes that are timed for the simulator."""
+
+_ROOM = 2 * NEW_TOKENS + 16
+_LOWEST_RATE = "5Mbit"
+"""Segments are as small as this rate wants them, whatever the rate is later."""
+_POLL_S = 0.004
+_SILENCE_S = 60.0
+"""A prefill of thousands of tokens on a busy machine may keep the other process from answering for long."""
+
+
+class AnchorOnly:
+    """A transfer of which the decode loop sees the first stream only: it decodes plainly as soon as that is in.
+
+    The others still arrive and are decoded into the cache; how long a token takes does not depend on what it is.
+    """
+
+    stream_names = ("anchor",)
+
+    def __init__(self, transfer: IncomingTransfer) -> None:
+        self.offer, self.offered_at_s = transfer.offer, transfer.offered_at_s
+        self.anchor_ready = self.residual_ready = self.exact_ready = transfer.anchor_ready
+
+
+class Timing:
+    """The decode side: a model that asks for caches and decodes from them."""
+
+    def __init__(self, pair: Pair, name: str, device: str) -> None:
+        self._pair, self._name, self._device = pair, name, device
+        self._thread = ThreadPoolExecutor(1, "decode")
+        self.loaded: Any = None
+
+    async def load(self) -> None:
+        """Load the model; the prefill process loads its own at the first request."""
+        self.loaded = await asyncio.get_running_loop().run_in_executor(
+            self._thread, load_model, self._name, self._device
+        )
+
+    def model_on(self, tokens: int) -> TransformersModel:
+        """The model on a new cache of so many tokens."""
+        model = self.loaded.model
+        layout = layout_of(model.config, tokens, dtype=dtype_of(model))
+        return TransformersModel(model, ProgressiveCache(layout, room=_ROOM, device=self._device))
+
+    async def transfer(self, series: str, prompt: Sequence[int], rate_bps: float) -> dict[str, Any]:
+        """One transfer and what was decoded from it."""
+        loop = asyncio.get_running_loop()
+        model = await loop.run_in_executor(self._thread, self.model_on, len(prompt) - 1)
+        cache = model.cache
+        wanted = TransferRequest(series, self._name, tuple(prompt), float(rate_bps))
+        transfer = await self._pair.request(wanted, cache)
+        polled: list[tuple[float, int]] = []
+        watching = asyncio.create_task(_watch(transfer, polled))
+        try:
+            done, draft_times = await self._decode(series, model, transfer, prompt)
+            await transfer.complete
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+        anchor_only = SERIES[series].stage == "anchor"
+        began_s: float = transfer.offer.meta[STARTED_S]
+        times = [at_s - began_s for at_s in done.token_times_s]
+        anchor_bytes = transfer.stats.stream_bytes[0]
+        arrived = [at_s for at_s, count in polled if count >= anchor_bytes]
+        timeline = transfer.timeline()
+        ready = None if anchor_only else timeline.residual_ready_s
+        record = {
+            "ttft_s": times[0],
+            "tt32t_s": times[31],
+            "tt64t_s": times[63],
+            "token_times_s": times,
+            "bytes_sent": anchor_bytes
+            if anchor_only
+            else transfer.stats.total_bytes + HEADER_BYTES * transfer.stats.segments,
+            "values": transfer.offer.layout.values,
+            "stream_bytes": list(transfer.stats.stream_bytes)[: 1 if anchor_only else None],
+            "drafted": done.drafted,
+            "accepted": done.accepted,
+            "anchor_arrived_s": (arrived[0] if arrived else _at_s(transfer.anchor_ready)) - began_s,
+            "anchor_ready_s": _at_s(transfer.anchor_ready) - began_s,
+            "residual_ready_s": None if ready is None else ready - began_s,
+            "verified_s": None if done.verified_at_s is None else done.verified_at_s - began_s,
+            "draft_times_s": [at_s - began_s for at_s in draft_times],
+        }
+        equal: bool | None = None
+        if series == "default":
+            again = await loop.run_in_executor(
+                self._thread, lambda: decode_again(model, tuple(prompt), NEW_TOKENS, None)
+            )
+            equal = again == list(done.tokens)
+        return {**record, "equal_qfull": equal, **spent(record)}
+
+    async def _decode(
+        self, series: str, model: TransformersModel, transfer: IncomingTransfer, prompt: Sequence[int]
+    ) -> tuple[Done, list[float]]:
+        """Run the decode loop to its end; also returns when each draft was made."""
+        drafts: list[float] = []
+        done: Done | None = None
+        events = decode(
+            model,
+            AnchorOnly(transfer) if SERIES[series].stage == "anchor" else transfer,
+            prompt_tail=list(prompt[-1:]),
+            max_new_tokens=NEW_TOKENS,
+            max_drafts=0 if SERIES[series].stage == "anchor" else NEW_TOKENS,
+            executor=self._thread,
+        )
+        async with contextlib.aclosing(events):
+            async for event in events:
+                if isinstance(event, Draft):
+                    drafts.append(event.at_s)
+                elif isinstance(event, Done):
+                    done = event
+        assert done is not None
+        return done, drafts
+
+
+async def _watch(transfer: IncomingTransfer, polled: list[tuple[float, int]]) -> None:
+    """Note how many bytes of the first stream were in when, until cancelled."""
+    while True:
+        polled.append((time.monotonic(), transfer.stats.stream_bytes[0]))
+        await asyncio.sleep(_POLL_S)
+
+
+def _at_s(readiness: Readiness) -> float:
+    """When something became ready that is ready."""
+    assert readiness.at_s is not None
+    return readiness.at_s
+
+
+def spent(record: dict[str, Any]) -> dict[str, Any]:
+    """Figure 2: what the time to the last token consists of, and the seconds in which nothing was computed."""
+    end_s: float = record["token_times_s"][-1]
+    drafts: list[float] = record["draft_times_s"]
+    ready_s, verified_s = record["residual_ready_s"], record["verified_s"]
+    arrived_s = min(record["anchor_arrived_s"], record["anchor_ready_s"])
+    deserialise_s = record["anchor_ready_s"] - arrived_s
+    waited_s = verify_s = rejected_s = 0.0
+    if drafts and ready_s is not None and verified_s is not None and end_s > drafts[-1]:
+        waited_s = max(ready_s - drafts[-1], 0.0)
+        verify_s = verified_s - max(ready_s, drafts[-1])
+        wrong = len(drafts) - record["accepted"]
+        rejected_s = (drafts[-1] - record["anchor_ready_s"]) * wrong / len(drafts)
+    parts = {
+        "communication_s": arrived_s + waited_s,
+        "deserialise_s": deserialise_s,
+        "verify_s": verify_s,
+        "rejected_s": rejected_s,
+    }
+    return {
+        "spent": {**parts, "decode_s": end_s - sum(parts.values())},
+        "idle_s": record["anchor_ready_s"] + waited_s,
+    }
+
+
+def calibrate(model: TransformersModel, tokens: int, repeats: int = 5) -> dict[str, float]:
+    """Seconds of forward passes behind a cache of this many tokens, by their number of tokens. Blocks."""
+    found: dict[str, float] = {}
+    for count in PASSES:
+        times = []
+        for _ in range(repeats):
+            began_s = time.perf_counter()
+            model.forward([0] * count)
+            times.append(time.perf_counter() - began_s)
+            model.truncate(tokens)
+        found[str(count)] = statistics.median(times)
+    return found
+
+
+def reference_rate_bps(layout_tokens: int, config: Any, pass_s: dict[str, float]) -> float:
+    """The rate at which the residual of lynx takes as long as the paper's: so many tokens of decoding; two digits."""
+    layout = layout_of(config, layout_tokens, dtype="float32")
+    table = codec_plan(SERIES["lynx"].subject, layout.layers).table(layout.layers)
+    residual = sum(table.codec(page.layer, page.kind).stream_bytes(page.shape)[1] for page in layout.pages())
+    rate_bps = 8 * residual / (PAPER_RESIDUAL_TOKENS * pass_s["1"])
+    return float(f"{rate_bps:.1e}")
+
+
+async def time_model(
+    name: str, corpus: Corpus, scope: Scope, cells: Cells, progress: Progress, *, sweep: bool, device: str = "cpu"
+) -> dict[str, Any]:
+    """All transfers of one model: the reference, and with `sweep` other lengths and rates.
+
+    Returns:
+        `transfers`, `passes` (seconds of forward passes by length) and `reference` of the raw results.
+    """
+    options = DemoOptions(rate=_LOWEST_RATE, timeout_s=_SILENCE_S, device="cuda" if device == "cuda" else "cpu")
+    records: list[dict[str, Any]] = []
+    passes: dict[str, dict[str, float]] = {}
+    async with Pair.open(options, lambda _progress: None, "perf.report.prefill_process") as pair:
+        timing = Timing(pair, name, device)
+
+        async def work() -> dict[str, Any]:
+            await timing.load()
+            loop = asyncio.get_running_loop()
+            config = timing.loaded.model.config
+            lengths = [scope.time_tokens, *(scope.sweep_tokens if sweep else ())]
+
+            for tokens in lengths:
+                key = {"what": "passes", "model": name, "tokens": tokens}
+                held = cells.held(key)
+                if held is None:
+                    model = await loop.run_in_executor(timing._thread, timing.model_on, tokens)
+                    held = await loop.run_in_executor(timing._thread, calibrate, model, tokens)
+                    cells.put(key, held)
+                passes[str(tokens)] = held
+            rate_bps = reference_rate_bps(scope.time_tokens, config, passes[str(scope.time_tokens)])
+            plan = [(scope.time_tokens, rate_bps, scope.rounds if sweep else scope.other_rounds)]
+            if sweep:
+                plan += [(tokens, rate_bps, scope.sweep_rounds) for tokens in scope.sweep_tokens]
+                plan += [(scope.time_tokens, rate_bps * factor, scope.sweep_rounds) for factor in scope.sweep_rates]
+            for tokens, rate, rounds in plan:
+                for turn in range(rounds):
+                    records.extend(await _round(timing, name, corpus, tokens, rate, turn, cells))
+                    progress.tell(
+                        f"{name}: transfers of {tokens} tokens at {rate / 1e6:g} Mbit/s, round {turn + 1} of {rounds}"
+                    )
+            return {"tokens": scope.time_tokens, "rate_bps": rate_bps}
+
+        reference = await pair.run(work())
+    return {"transfers": records, "passes": passes, "reference": reference}
+
+
+async def _round(
+    timing: Timing, name: str, corpus: Corpus, tokens: int, rate_bps: float, turn: int, cells: Cells
+) -> list[dict[str, Any]]:
+    """One prompt with every codec; which is first turns with the round."""
+    if name in SHAPES:
+        prompt = noise_prompt(name, turn, tokens)
+    else:
+        prompt = make_task(timing.loaded.tokenizer, corpus, "summary", turn, tokens, 0).prompt
+    names = list(SERIES)
+    first = turn % len(names)
+    found = []
+    for series in [*names[first:], *names[:first]]:
+        where = {"model": name, "tokens": tokens, "rate_bps": rate_bps, "series": series, "number": turn, "round": 0}
+        key = {**where, "prompt": list(prompt)}
+        held = cells.held(key)
+        if held is None:
+            held = await timing.transfer(series, prompt, rate_bps)
+            cells.put(key, held)
+        found.append({**where, **held})
+    return found

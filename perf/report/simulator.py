@@ -1,0 +1,111 @@
+"""A transfer and the decoding on it as arithmetic: what measured parts say about models and links that are not here.
+
+1. Pages are encoded, sent and decoded one behind the other. A stream is in place when the slowest of the three has
+   passed over all bytes up to its end, the first page was encoded before, and the last one is decoded behind.
+2. Tokens are drafted from when the first stream is in place until the last one is, `MAX_DRAFTS` at most. So many of
+   them stand as did for a recorded prompt: a time is computed for every prompt, and averaged.
+3. One pass over the drafts verifies them and gives a token more; the rest is decoded plainly.
+
+Everything in it is measured where it was measured (`Parts`): seconds of a pass by its number of tokens, seconds
+of encoding and decoding a value, the rate of the link. perf.report shows its error on every setting that it measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lynx_net.errors import LocalProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["MAX_DRAFTS", "Case", "relative_error", "streams_ready_s", "token_times_s"]
+
+MAX_DRAFTS = 64
+"""Of the decode loop, and of the paper's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One transfer.
+
+    Attributes:
+        stream_bytes: bytes of every stream, everything counted, in the order of sending.
+        values: numbers in the cache.
+        pages: that it is cut into.
+        rate_bps: of the link.
+        latency_s: from the start of the transfer to the first byte at the receiver, with the handshake.
+        encode_value_s, decode_value_s: seconds of coding a value, all streams together; of decoding one, per stream.
+        pass_s: tokens of a forward pass -> its seconds, for some numbers; between them it is linear.
+    """
+
+    stream_bytes: tuple[int, ...]
+    values: int
+    pages: int
+    rate_bps: float
+    latency_s: float
+    encode_value_s: float
+    decode_value_s: tuple[float, ...]
+    pass_s: Mapping[int, float]
+
+    def __post_init__(self) -> None:
+        if not self.stream_bytes or len(self.decode_value_s) != len(self.stream_bytes):
+            raise LocalProtocolError("a case needs a stream, and seconds of decoding for every stream")
+        numbers = (self.values, self.pages, self.rate_bps, *self.stream_bytes, *self.pass_s.values())
+        if min(numbers) <= 0 or min(self.latency_s, self.encode_value_s, *self.decode_value_s) < 0 or not self.pass_s:
+            raise LocalProtocolError(
+                f"sizes, rate and passes of a case must be positive, its other times not negative: {self}"
+            )
+
+    def pass_of_s(self, tokens: int) -> float:
+        """Seconds of a forward pass over so many tokens; beyond what was measured, as the last two go on."""
+        at = sorted(self.pass_s)
+        if tokens <= at[-1] or len(at) == 1:
+            return float(np.interp(tokens, at, [self.pass_s[one] for one in at]))
+        slope = (self.pass_s[at[-1]] - self.pass_s[at[-2]]) / (at[-1] - at[-2])
+        return self.pass_s[at[-1]] + max(slope, 0.0) * (tokens - at[-1])
+
+
+def streams_ready_s(case: Case) -> list[float]:
+    """When each stream is in place, seconds from the start of the transfer."""
+    encode_s = case.encode_value_s * case.values
+    ready = []
+    for stream in range(len(case.stream_bytes)):
+        sent_s = 8 * sum(case.stream_bytes[: stream + 1]) / case.rate_bps
+        decode_s = case.values * sum(case.decode_value_s[: stream + 1])
+        last_page_s = case.values * case.decode_value_s[stream] / case.pages
+        first_page_s = encode_s / case.pages
+        ready.append(case.latency_s + first_page_s + max(sent_s, encode_s, decode_s) + last_page_s)
+    return ready
+
+
+def token_times_s(case: Case, stands: int, tokens: int, max_drafts: int = MAX_DRAFTS) -> list[float]:
+    """When each of the first valid tokens is there, seconds from the start of the transfer.
+
+    Args:
+        stands: so many drafts stand, if so many are made.
+        tokens: how many times are wanted.
+        max_drafts: 0 decodes on the first stream alone, as if there were no other.
+    """
+    ready = streams_ready_s(case)
+    anchor_s, last_s = ready[0], ready[-1]
+    one_s = case.pass_of_s(1)
+    if len(ready) == 1 or not max_drafts:
+        return [anchor_s + one_s * (number + 1) for number in range(tokens)]
+    drafts: list[float] = []
+    at_s = anchor_s
+    while at_s < last_s and len(drafts) < max_drafts:
+        at_s += one_s
+        drafts.append(at_s)
+    accepted = min(stands, len(drafts))
+    verified_s = max(at_s, last_s) + case.pass_of_s(len(drafts) + 1)
+    times = [*drafts[:accepted], *(verified_s + one_s * number for number in range(tokens - accepted))]
+    return times[:tokens]
+
+
+def relative_error(predicted_s: Sequence[float], measured_s: Sequence[float]) -> list[float]:
+    """By how much of the measured times the predicted ones are off."""
+    return [(guess - fact) / fact for guess, fact in zip(predicted_s, measured_s, strict=True)]

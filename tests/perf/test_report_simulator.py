@@ -1,0 +1,99 @@
+"""The simulator of the evaluation: special cases worked out by hand, and orders that must hold everywhere."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lynx_net.errors import LocalProtocolError
+from lynx_net.serdes.split import Situation, expected_time_s
+from perf.report.simulator import Case, relative_error, streams_ready_s, token_times_s
+
+CASE = Case(
+    stream_bytes=(500_000, 500_000), values=1_000_000, pages=100, rate_bps=8e6, latency_s=0.0, encode_value_s=0.0,
+    decode_value_s=(0.0, 0.0), pass_s={1: 0.05, 65: 0.1},
+)  # fmt: skip
+
+cases = st.builds(
+    Case,
+    stream_bytes=st.tuples(st.integers(1, 10**9), st.integers(1, 10**9)),
+    values=st.integers(1, 10**9),
+    pages=st.integers(1, 10_000),
+    rate_bps=st.floats(1e6, 1e12),
+    latency_s=st.floats(0, 1),
+    encode_value_s=st.floats(0, 1e-8),
+    decode_value_s=st.tuples(st.floats(0, 1e-8), st.floats(0, 1e-8)),
+    pass_s=st.just({1: 0.03, 65: 0.06}),
+)
+
+
+def test_streams_come_in_at_the_rate_of_the_slowest_part() -> None:
+    assert streams_ready_s(CASE) == [0.5, 1.0]
+    slow = dataclasses.replace(CASE, encode_value_s=2e-6)
+    assert streams_ready_s(slow) == pytest.approx(
+        [2.02, 2.02]
+    )  # both with the last page, and one page to fill the pipe
+    decoding = dataclasses.replace(CASE, decode_value_s=(3e-6, 1e-6))
+    assert streams_ready_s(decoding) == pytest.approx([3.03, 4.01])
+
+
+def test_tokens_by_hand() -> None:
+    times = token_times_s(CASE, 64, 20)  # drafts from 0.5 s to 1.0 s, ten of them; a pass over 11 tokens verifies
+    assert times[:10] == pytest.approx([0.55 + 0.05 * i for i in range(10)])
+    verified_s = 1.0 + 0.05 + 0.05 * 10 / 64
+    assert times[10:] == pytest.approx([verified_s + 0.05 * i for i in range(10)])
+    none = token_times_s(CASE, 0, 3)
+    assert none == pytest.approx([verified_s, verified_s + 0.05, verified_s + 0.1])
+    anchor = token_times_s(CASE, 64, 3, max_drafts=0)
+    assert anchor == pytest.approx([0.55, 0.6, 0.65])
+    single = dataclasses.replace(CASE, stream_bytes=(1_000_000,), decode_value_s=(0.0,))
+    assert token_times_s(single, 64, 2) == pytest.approx([1.05, 1.1])
+
+
+@given(cases, st.integers(0, 64), st.integers(1, 64))
+def test_later_tokens_are_later_and_more_drafts_that_stand_are_never_worse(
+    case: Case, stands: int, tokens: int
+) -> None:
+    times = token_times_s(case, stands, tokens)
+    assert len(times) == tokens
+    assert times == sorted(times)
+    better = token_times_s(case, 64, tokens)
+    assert all(a <= b + 1e-9 for a, b in zip(better, times, strict=True))
+    anchor = token_times_s(case, stands, tokens, max_drafts=0)
+    assert all(a <= b + 1e-9 for a, b in zip(anchor, times, strict=True)), "nothing is sooner than the anchor alone"
+    faster = dataclasses.replace(case, rate_bps=2 * case.rate_bps)
+    assert streams_ready_s(faster)[-1] <= streams_ready_s(case)[-1] + 1e-9
+
+
+@pytest.mark.parametrize("rate", [4e6, 8e6, 40e6])
+def test_where_every_draft_stands_it_agrees_with_the_model_that_chooses_splits(rate: float) -> None:
+    case = dataclasses.replace(CASE, rate_bps=rate, pass_s={1: 0.05})
+    sure = {bits: (1.0, 1.0) for bits in range(9)}
+    situation = Situation(rate_bps=rate, decode_token_s=0.05, tokens=32)
+    expected = expected_time_s((4, 4), case.stream_bytes, situation, sure)
+    assert token_times_s(case, 64, 32)[-1] == pytest.approx(expected)
+
+
+def test_passes_between_and_beyond_those_measured() -> None:
+    assert CASE.pass_of_s(33) == pytest.approx(0.075)
+    assert CASE.pass_of_s(129) == pytest.approx(0.15)
+    assert dataclasses.replace(CASE, pass_s={1: 0.05}).pass_of_s(10) == 0.05
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"stream_bytes": ()}, {"decode_value_s": (0.0,)}, {"rate_bps": 0.0}, {"values": 0}, {"latency_s": -1.0},
+        {"pass_s": {}}, {"pass_s": {1: 0.0}},
+    ],
+)  # fmt: skip
+def test_what_makes_no_sense_is_refused(change: dict[str, object]) -> None:
+    with pytest.raises(LocalProtocolError):
+        dataclasses.replace(CASE, **change)  # type: ignore[arg-type]
+
+
+def test_errors_are_relative_to_what_was_measured() -> None:
+    assert relative_error([1.1, 0.5], [1.0, 1.0]) == pytest.approx([0.1, -0.5])
