@@ -3,9 +3,9 @@
 
 const LAST = new Set(["done", "error", "cancelled"]);
 const LISTED = 40; // requests to choose from
-const DRAW_MS = 100;
+const DRAW_MS = matchMedia("(prefers-reduced-motion: reduce)").matches ? 500 : 100;
 const SILENCE_MS = 40_000; // the server says something every 15 s
-const HOLD_MS = 3_000; // so long an ended request stays, when the next one is already there
+const HOLD_MS = 2_000; // so long an ended request stays, when the next one is already there
 const SPEAK_MS = 4_000;
 const STATES = {
   connecting: "connecting",
@@ -18,16 +18,20 @@ const byId = (id) => document.getElementById(id);
 
 // ---- connections
 
+function keyHeader() {
+  const key = sessionStorage.getItem("key");
+  return key ? { Authorization: `Bearer ${key}` } : {};
+}
+
 /** Server-sent events by fetch, which unlike EventSource can send a key and see a status. */
 async function* readEvents(path, signal) {
-  const key = sessionStorage.getItem("key");
   const inner = new AbortController();
   const stop = () => inner.abort();
   signal.addEventListener("abort", stop);
   let silence = setTimeout(stop, SILENCE_MS);
   try {
     const answer = await fetch(path, {
-      headers: key ? { Authorization: `Bearer ${key}` } : {},
+      headers: keyHeader(),
       cache: "no-store",
       signal: inner.signal,
     });
@@ -83,11 +87,11 @@ function wait(ms, signal, tell) {
 addEventListener("online", () => wake());
 document.addEventListener("visibilitychange", () => document.visibilityState === "visible" && wake());
 
+/** `more` is not read out: it changes every second. */
 function connection(state, more = "") {
-  const text = STATES[state] + more;
-  const element = byId("connection");
-  element.dataset.state = state;
-  if (element.textContent !== text) element.textContent = text;
+  byId("connection").dataset.state = state;
+  setText(byId("connection-words"), STATES[state]);
+  setText(byId("retry"), more);
   byId("key-form").hidden = state !== "key";
   showEmpty();
 }
@@ -96,32 +100,37 @@ function connection(state, more = "") {
 
 /** @type {Map<string, {id: string, time: number, state: string, input: HTMLInputElement, about: Element}>} */
 const requests = new Map(); // newest last
-let chosen = decodeURIComponent(location.hash.slice(1)); // an id; "" follows the newest
+let chosen = location.hash.slice(1); // an id; "" follows the newest
 let shown = null; // the Story on screen
 let following = new AbortController(); // the connection of `shown`
 
 async function watchAll() {
   const forever = new AbortController().signal;
-  for (let tries = 0; ; tries++) {
+  for (let failures = 0; ; ) {
+    let dropped = false;
     try {
       for await (const event of readEvents("events", forever)) {
         if (event === null) {
-          tries = 0;
+          failures = 0;
           connection("watching");
         } else if (event.type === "dropped") {
-          break; // begin again with what is there now
+          dropped = true; // begin again with what is there now
+          break;
         } else {
           listEvent(event);
         }
       }
     } catch (error) {
-      if (error.status === 401) await askForKey();
+      if (error.status === 401) {
+        await askForKey();
+        continue;
+      }
     }
-    const pause_ms = Math.min(500 * 2 ** tries, 8000);
-    await wait(pause_ms, forever, (left_s) => {
-      if (tries || byId("connection").dataset.state !== "watching") connection("gone", `; next try in ${left_s} s`);
+    if (dropped) continue;
+    await wait(Math.min(500 * 2 ** failures, 8000), forever, (left_s) => {
+      connection("gone", `; next try in ${left_s} s`);
     });
-    if (!tries) connection("gone", "; trying again");
+    failures += 1;
   }
 }
 
@@ -131,6 +140,10 @@ function listEvent(event) {
       const known = new Set(event.requests.map((one) => one.id));
       for (const id of [...requests.keys()]) if (!known.has(id)) forget(id);
       for (const one of event.requests.slice(0, LISTED).reverse()) list(one.id, one.time, one.state);
+      if (!requests.has(chosen)) {
+        chosen = "";
+        byId("choices").querySelector("input").checked = true;
+      }
       break;
     }
     case "request":
@@ -176,7 +189,7 @@ function forget(id) {
 
 byId("choices").addEventListener("change", (event) => {
   chosen = event.target.value;
-  history.replaceState(null, "", chosen ? `#${encodeURIComponent(chosen)}` : location.pathname);
+  history.replaceState(null, "", chosen ? `#${chosen}` : location.pathname);
   follow();
 });
 
@@ -188,7 +201,10 @@ function follow() {
   if (shown?.id === wanted) return mark();
   if (!chosen && shown && requests.has(shown.id)) {
     const over_ms = shown.endedAt === null ? -Infinity : performance.now() - shown.endedAt;
-    if (over_ms < HOLD_MS) return mark(); // nobody can read what jumps away; `draw` comes back to it
+    if (over_ms < HOLD_MS) { // nobody can read what jumps away
+      if (over_ms >= 0) setTimeout(follow, HOLD_MS - over_ms + 1);
+      return mark();
+    }
   }
   following.abort();
   following = new AbortController();
@@ -210,7 +226,7 @@ async function watchOne(story, signal) {
         if (event === null) continue;
         tries = 0;
         if (event.type === "dropped") break; // the next connection begins at its beginning
-        if (event.seq === 0) Object.assign(fresh, { endedAt: story.endedAt, drawn: story.drawn });
+        if (event.seq === 0) Object.assign(fresh, { endedAt: shown.endedAt, drawn: shown.drawn, told: shown.told });
         fresh.apply(event);
         shown = fresh;
         changed();
@@ -259,7 +275,8 @@ class Story {
     this.heardAt = performance.now();
     this.endedAt = null;
     this.lost = false;
-    this.drawn = 0; // tokens that a screen reader was told of, or need not be
+    this.drawn = 0; // final tokens that a screen reader was told of, or need not be
+    this.told = false; // and that it has ended
   }
 
   /** Seconds since its arrival; of one that has ended, when that was. */
@@ -355,7 +372,7 @@ class Story {
     }
     if (this.committed) return ["running", "decoding"];
     if (ready && ready === this.streams.at(-1)) return ["running", "the cache is here"];
-    if (ready) return ["running", `drafting; the ${this.streams[this.streams.indexOf(ready) + 1].name} is on its way`];
+    if (ready) return ["running", `drafting; the ${this.streams[this.streams.indexOf(ready) + 1].name} stream is on its way`];
     if (this.offer) return ["running", "the cache is arriving"];
     if (this.started) return ["running", "the prompt is being computed"];
     if (this.position !== null) return ["running", `waiting for its turn, ${this.position} before it`];
@@ -387,14 +404,46 @@ function draw() {
   drawStreams(story);
   speak(story);
   if (!story.last && !story.lost) changed(); // time goes on
-  else if (!chosen && [...requests.keys()].pop() !== story.id) setTimeout(follow, HOLD_MS);
+  else follow();
 }
 
+/** What is said in the place of a request; without `text` that there is none yet. */
 function showEmpty(text) {
-  const waiting = byId("connection").dataset.state === "watching";
-  byId("empty").hidden = Boolean(shown?.request) || (!waiting && !text);
+  const watching = byId("connection").dataset.state === "watching";
   byId("picture").hidden = !shown?.request;
-  if (text) byId("empty-text").textContent = text;
+  byId("empty").hidden = Boolean(shown?.request) || !(watching || text);
+  if (text) {
+    setText(byId("empty-text"), text);
+    byId("example").hidden = true;
+  } else if (watching && !shown?.request) {
+    lookForModel();
+  }
+}
+
+let looking = false;
+
+/** Whether the server is ready, and a request that it would answer. */
+async function lookForModel() {
+  if (looking) return;
+  looking = true;
+  try {
+    const health = await (await fetch("health", { cache: "no-store" })).json();
+    if (health.status === "starting") {
+      setText(byId("empty-text"), "The server is loading its model.");
+      setTimeout(showEmpty, 2000);
+    } else {
+      setText(byId("empty-text"), "No request yet. The next one will appear here, for example this one:");
+      const models = health.status === "ready" ? (await (await fetch("v1/models", { headers: keyHeader() })).json()).data : [];
+      const messages = [{ role: "user", content: "Why is the sky blue?" }];
+      const body = JSON.stringify({ model: models[0]?.id ?? "MODEL", stream: true, messages });
+      setText(byId("example"), `curl -N ${new URL("v1/chat/completions", location.href)} -d '${body}'`);
+      byId("example").hidden = false;
+    }
+  } catch {
+    // The connection to /events says what is wrong with the server.
+  } finally {
+    looking = false;
+  }
 }
 
 function drawHead(story) {
@@ -407,16 +456,16 @@ function drawHead(story) {
   byId("picture").dataset.state = state;
   byId("problem").hidden = story.last?.type !== "error";
   if (story.last?.type === "error") setText(byId("problem"), story.last.message);
-  setText(byId("prompt"), (request.prompt_tokens > request.prompt.length ? "" : "") + request.prompt);
+  setText(byId("prompt"), request.prompt);
   const further = story.commits.length ? story.commits.at(-1).at_s - (story.first?.at_s ?? 0) : 0;
   const after = Math.max(story.committed - (story.verified ? story.accepted + 1 : 1), 0);
   const figures = [
     ["First token", story.first && seconds(story.first.ttft_s)],
     ["Prompt", `${request.prompt_tokens} tokens`],
-    ["Answer", `${story.committed} of ${request.max_tokens} tokens at most`],
+    ["Final tokens", `${story.committed} of ${request.max_tokens}`],
     ["Drafts accepted", story.drafted && (story.committed || story.last) ? `${story.accepted} of ${story.drafted}` : null],
     ["Decoding", further > 0 && after ? `${(after / further).toPrecision(2)} tokens/s` : null],
-    ["Whole", story.last ? seconds(story.last.total_s ?? story.at_s) : seconds(story.now_s())],
+    ["Total", story.last ? seconds(story.last.total_s ?? story.at_s) : seconds(story.now_s())],
   ];
   fill(byId("figures"), figures, () => {
     const group = document.createElement("div");
@@ -430,6 +479,7 @@ function drawHead(story) {
 
 function drawTokens(story) {
   const text = byId("text");
+  const atEnd = text.scrollHeight - text.scrollTop - text.clientHeight < 40;
   story.tokens.forEach((token, index) => {
     let element = text.children[index];
     const wanted = token.state === "retracted" ? "DEL" : "SPAN";
@@ -444,6 +494,7 @@ function drawTokens(story) {
   });
   while (text.children.length > story.tokens.length) text.lastChild.remove();
   text.classList.toggle("open", !story.last && !story.lost);
+  if (atEnd) text.scrollTop = text.scrollHeight; // unless the reader has gone back
 }
 
 /** What the axis shows: up to a little after the first final tokens, after which nothing new happens. */
@@ -623,8 +674,4 @@ function capital(word) {
   return word.charAt(0).toUpperCase() + word.slice(1);
 }
 
-byId("example").textContent = [
-  `curl -sN ${location.origin}/v1/chat/completions -d '{"model": "smollm2",`,
-  ` "stream": true, "messages": [{"role": "user", "content": "Why is the sky blue?"}]}'`,
-].join("\n");
 watchAll();

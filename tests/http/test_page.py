@@ -1,0 +1,304 @@
+"""The page to watch, in headless Chromium, fed by the events of made-up requests through the server's own /events."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import types
+from importlib import resources
+
+import aiohttp
+import pytest
+from browserkit import chromium, find_chromium, open_page
+from httpkit import changed, free_ports
+from stories import STREAMS, Teller, story
+
+from lynx_net.integrations.http.config import DecodeConfig
+from lynx_net.integrations.http.decode_app import DecodeServer
+from lynx_net.integrations.http.serving import serving
+
+FILES = {"/": "index.html", "/page.css": "page.css", "/page.js": "page.js", "/icon.svg": "icon.svg"}
+STATE = "document.getElementById('connection').dataset.state"
+TITLE = "document.getElementById('title').textContent"
+SHOWN = "!document.getElementById('picture').hidden"
+HOSTILE = "<img src=x onerror=\"window.hacked=1\"></p><script>window.hacked=1</script>&lt;\u202e"
+
+WORDS = """[...document.querySelectorAll('#text > *')].map((one) =>
+  [one.textContent, one.className, one.tagName, getComputedStyle(one).textDecorationLine])"""
+
+METERS = """Object.fromEntries([...document.querySelectorAll('[role=meter]')].map((one) =>
+  [one.ariaLabel, Number(one.ariaValueNow)]))"""
+
+CONTRAST = """(() => {
+  const light = (colour) => {
+    const [r, g, b] = colour.match(/[\\d.]+/g).map(Number).map((value) => value / 255)
+      .map((value) => (value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const ground = (element) => {
+    for (let one = element; one; one = one.parentElement) {
+      const colour = getComputedStyle(one).backgroundColor;
+      if (!colour.endsWith(', 0)')) return light(colour);
+    }
+  };
+  const selectors = ['body', '.committed', '.draft', '.retracted', '#state', 'dt', 'dd', '.choice-about', '.row-name',
+    '.row-value', '.meter-head', '#connection', '#axis span', 'summary', 'h3'];
+  return selectors.flatMap((selector) => [...document.querySelectorAll(selector)].map((element) => {
+    const [low, high] = [light(getComputedStyle(element).color), ground(element)].sort((a, b) => a - b);
+    return [selector, (high + 0.05) / (low + 0.05)];
+  }));
+})()"""
+
+
+@pytest.fixture(scope="session")
+def debugger(tmp_path_factory):
+    program = find_chromium()
+    if program is None:
+        pytest.skip("no Chromium here (Debian: apt-get install chromium), so nobody has looked at the page")
+    with chromium(program, tmp_path_factory.mktemp("chromium")) as address:
+        yield address
+
+
+@pytest.fixture
+async def page(debugger):
+    async with open_page(debugger) as opened:
+        await opened.look(1180, 900)
+        yield opened
+
+
+@contextlib.asynccontextmanager
+async def watched(**sections):
+    """A decode server that was never given a model, and the address of its page."""
+    server = DecodeServer(changed(DecodeConfig(), {"http": {"port": 0}}, sections))
+    server._engine = types.SimpleNamespace(model=types.SimpleNamespace(name="tiny", created=0))
+    server.service.state = "ready"
+    async with serving(server) as url:
+        try:
+            yield server, f"{url}/"
+        finally:
+            server.ended()
+
+
+async def choose(page, request_id):
+    selector = json.dumps(f"input[value='{request_id}']")
+    await page.until(f"!!document.querySelector({selector})")
+    await page.run(f"document.querySelector({selector}).click()")
+    await page.until(TITLE, f"Request {request_id[-6:]}")
+
+
+async def test_a_request_from_its_arrival_to_its_end(page):
+    async with watched() as (server, url):
+        await page.go(url)
+        await page.until(STATE, "watching")
+        await page.until("document.getElementById('empty').innerText.includes('No request yet')")
+        await page.until("document.getElementById('example').textContent.includes('\"model\":\"tiny\"')")
+        await page.run(
+            """window.spoken = [];
+            new MutationObserver(() => spoken.push(document.getElementById('spoken').textContent))
+              .observe(document.getElementById('spoken'), { childList: true });"""
+        )
+        telling = Teller(server.bus, "chatcmpl-aaaaaa", story(queued=True))
+        telling.tell("queued")
+        await page.until(SHOWN)
+        await page.until("document.getElementById('state').textContent", "waiting for its turn, 2 before it")
+        telling.tell("draft", 4)
+        await page.until(f"({WORDS}).length", 4)
+        assert await page.run(WORDS) == [[text, "draft", "SPAN", "none"] for text in ("The", " sky", " is", " blue")]
+        meters = await page.run(METERS)
+        assert meters["Anchor"] == 100
+        assert 0 < meters["Residual"] < 100
+        assert all(30 < meters[f"Lane {lane}"] < 100 for lane in range(4))
+        assert await page.run("[...document.querySelectorAll('.layers')].map((one) => one.ariaLabel)") == [
+            "30 of 30 layers",
+            "15 of 30 layers",
+            *[None] * 4,
+        ]
+        colours = "[...document.querySelectorAll('#text > *')].map((one) => getComputedStyle(one).color)"
+        drafts = set(await page.run(colours))
+        telling.tell("first")
+        kept = [[text, "committed", "SPAN", "none"] for text in ("The", " sky", " is", " blue")]
+        gone = [[text, "retracted", "DEL", "line-through"] for text in (" since", " of", " dust")]
+        await page.until(WORDS, [*kept, *gone, [" because", "committed", "SPAN", "none"]])
+        foreground = await page.run("getComputedStyle(document.body).color")
+        await page.until(f"({colours})[0]", foreground)
+        assert drafts.isdisjoint({foreground})
+        telling.tell()
+        await page.until("document.getElementById('state').textContent", "finished")
+        rows = await page.run("[...document.querySelectorAll('.track')].map((one) => one.ariaLabel)")
+        assert [row.split(":")[0] for row in rows] == ["Prefill", "Anchor", "Residual", "Drafts", "Verification", "Decoding"]
+        assert rows[1] == "Anchor: from 0.52 s to 1.06 s"
+        figures = await page.run("Object.fromEntries([...document.querySelectorAll('#figures div')].map((one) => one.innerText.split('\\n')))")
+        assert figures["Drafts accepted"] == "4 of 7"
+        assert figures["Final tokens"] == "16 of 64"
+        await page.until("document.getElementById('spoken').textContent.includes('16 tokens')")
+        spoken = await page.run("spoken")
+        assert len(spoken) <= 4  # of 33 events
+        words = " ".join(spoken)
+        assert "shorter wavelengths of sunlight" in words
+        assert "dust" not in words
+        assert await page.run("document.getElementById('text').closest('[aria-live]')") is None
+    assert page.problems == []
+
+
+async def test_what_comes_from_outside_is_text(page):
+    async with watched() as (server, url):
+        events = story(prompt=HOSTILE, drafts=(HOSTILE, HOSTILE), kept=1, final=(HOSTILE, "."))
+        events[-1] = {"type": "error", "at_s": 3.0, "message": HOSTILE, "code": None, "status": 500}
+        Teller(server.bus, "chatcmpl-aaaaaa", events).tell()
+        await page.go(url)
+        await page.until("document.getElementById('problem').hidden", wanted=False)
+        assert await page.run("document.getElementById('problem').textContent") == HOSTILE
+        assert await page.run("document.getElementById('prompt').textContent") == HOSTILE
+        assert [word[0] for word in await page.run(WORDS)] == [HOSTILE, HOSTILE, HOSTILE, "."]
+        assert await page.run("document.querySelectorAll('img, body script').length + (window.hacked ?? 0)") == 0
+    assert page.problems == []
+
+
+async def test_by_keyboard(page):
+    focused = "document.activeElement.id || document.activeElement.value || document.activeElement.className"
+    outlined = """(() => { const one = document.activeElement.closest('.choice') ?? document.activeElement;
+      return getComputedStyle(one).outlineStyle + parseInt(getComputedStyle(one).outlineWidth); })()"""
+    async with watched() as (server, url):
+        for name in ("aaaaaa", "bbbbbb"):
+            Teller(server.bus, f"chatcmpl-{name}", story()).tell()
+        await page.go(url)
+        await page.until(TITLE, "Request bbbbbb")  # the newest by itself
+        seen = []
+        for _ in range(4):
+            await page.press("Tab")
+            seen.append(await page.run(focused))
+            assert await page.run(outlined) in ("solid2", "solid3"), seen
+            if seen[-1] == "on":
+                seen[-1] = "newest"
+            if len(seen) == 2:
+                await page.press("ArrowDown")
+                await page.press("ArrowDown")
+                await page.until(TITLE, "Request aaaaaa")
+                assert await page.run(focused) == "chatcmpl-aaaaaa"
+                assert await page.run("location.hash") == "#chatcmpl-aaaaaa"
+        assert seen == ["skip", "newest", "text", "SUMMARY"] or seen[:1] + seen[2:3] == ["skip", "text"]
+        await page.press("Enter")
+        assert await page.run("document.getElementById('prompt-details').open")
+        await page.go(url + "#chatcmpl-bbbbbb")
+    assert page.problems == []
+
+
+async def test_the_newest_is_followed_but_nothing_jumps_away(page):
+    async with watched() as (server, url):
+        first = Teller(server.bus, "chatcmpl-aaaaaa", story())
+        first.tell("draft")
+        await page.go(url)
+        await page.until(TITLE, "Request aaaaaa")
+        second = Teller(server.bus, "chatcmpl-bbbbbb", story())
+        second.tell("started")
+        await page.until("document.querySelectorAll('.choice').length", 3)
+        await asyncio.sleep(0.2)
+        assert await page.run(TITLE) == "Request aaaaaa"
+        first.tell()
+        await page.until("document.getElementById('state').textContent", "finished")
+        await page.until(TITLE, "Request bbbbbb")
+        await choose(page, "chatcmpl-aaaaaa")
+        second.tell()
+        assert await page.run(TITLE) == "Request aaaaaa"
+    assert page.problems == []
+
+
+@pytest.mark.parametrize("dark", [False, True])
+async def test_in_both_colours_and_on_a_phone(page, dark):
+    await page.look(360, 740, dark=dark, still=dark)
+    async with watched() as (server, url):
+        events = story(prompt="p" * 2000, final=("W" * 300, " end"), lanes=8, streams=(*STREAMS, ("exact", 9_000_000)))
+        events[0]["model"] = "m" * 120
+        telling = Teller(server.bus, "chatcmpl-aaaaaa", events)
+        telling.tell("retract")
+        await page.go(url)
+        await page.until(SHOWN)
+        await page.until("!!document.querySelector('.retracted')")
+        await page.run("document.getElementById('prompt-details').open = true")
+        problem = {"type": "error", "at_s": 3.0, "message": "e" * 300, "code": None, "status": 500}
+        telling._left[-1] = problem
+        for width in (360, 1180):
+            await page.look(width, 740, dark=dark, still=dark)
+            assert await page.run("document.documentElement.scrollWidth") == width
+        telling.tell("commit", 2)
+        await page.until(f"({WORDS}).length", 9)
+        await asyncio.sleep(0.5)  # colours have changed
+        weak = [(name, ratio) for name, ratio in await page.run(CONTRAST) if ratio < 4.5]
+        assert weak == []
+        ground, text = await page.run(
+            "[document.body, document.querySelector('.committed')].map((one, index) =>"
+            " getComputedStyle(one)[index ? 'color' : 'backgroundColor'].match(/\\d+/g).reduce((a, b) => +a + +b, 0))"
+        )
+        assert (ground < 150 < 600 < text) if dark else (text < 150 < 600 < ground)
+        assert (await page.run("getComputedStyle(document.querySelector('.bar i')).transitionDuration") == "0s") is dark
+        telling.tell()
+        await page.until("document.getElementById('problem').hidden", wanted=False)
+        await page.look(360, 740, dark=dark)
+        assert await page.run("document.documentElement.scrollWidth") == 360
+    assert page.problems == []
+
+
+async def test_a_server_that_goes_away_and_comes_back(page):
+    [port] = free_ports(1)
+    async with watched(http={"port": port}) as (server, url):
+        Teller(server.bus, "chatcmpl-aaaaaa", story()).tell("draft")
+        await page.go(url)
+        await page.until(TITLE, "Request aaaaaa")
+        assert page.problems == []
+    await page.until(STATE, "gone")
+    assert "does not answer; next try in" in await page.run("document.getElementById('connection').textContent")
+    async with watched(http={"port": port}) as (server, url):
+        await page.until(STATE, "watching")
+        await page.until("document.getElementById('state').textContent", "the server no longer has this request")
+        Teller(server.bus, "chatcmpl-bbbbbb", story()).tell()
+        await page.until(TITLE, "Request bbbbbb")
+    assert [one for one in page.problems if "Failed to load resource" not in one] == []  # the browser's own words
+
+
+async def test_a_server_that_wants_a_key(page, tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("right\n")
+    async with watched(http={"api_key_file": str(keys)}) as (server, url):
+        Teller(server.bus, "chatcmpl-aaaaaa", story()).tell()
+        await page.go(url)
+        for key, state in (("wrong", "key"), ("right", "watching")):
+            await page.until("!document.getElementById('key-form').hidden")
+            assert await page.run("document.activeElement.id") == "key"
+            await page.run(f"document.getElementById('key').value = '{key}'")
+            await page.press("Enter")
+            await page.until(STATE, state)
+            if state == "key":
+                await page.until("document.getElementById('key-error').textContent", "The server does not know this key.")
+        await page.until(TITLE, "Request aaaaaa")
+        assert await page.run("location.href") == url
+    assert [one for one in page.problems if "Failed to load resource" not in one] == []  # of the two refusals
+
+
+async def test_its_files_and_their_policy():
+    async with watched() as (_, url), aiohttp.ClientSession() as session:
+        for path, name in FILES.items():
+            async with session.get(url.rstrip("/") + path) as answer:
+                assert await answer.read() == (resources.files("lynx_net.integrations.http") / "page" / name).read_bytes()
+                policy = answer.headers["Content-Security-Policy"]
+                assert "default-src 'none'" in policy
+                assert "unsafe" not in policy
+                assert answer.headers["X-Content-Type-Options"] == "nosniff"
+                tag = answer.headers["ETag"]
+            async with session.get(url.rstrip("/") + path, headers={"If-None-Match": tag}) as answer:
+                assert (answer.status, await answer.read()) == (304, b"")
+    async with watched(watch={"enabled": False}) as (_, url), aiohttp.ClientSession() as session:
+        for path in FILES:
+            async with session.get(url.rstrip("/") + path) as answer:
+                assert answer.status == 404
+
+
+def test_it_needs_nothing_from_elsewhere_and_has_nothing_inline():
+    folder = resources.files("lynx_net.integrations.http") / "page"
+    texts = {name: (folder / name).read_text("utf-8") for name in FILES.values()}
+    for name, text in texts.items():
+        assert re.findall(r"(?:https?:)?//[\w.]+", text.replace('xmlns="http://www.w3.org/2000/svg"', "")) in ([], None) or name == "page.js"
+    assert re.findall(r"https?://", texts["page.js"]) == []
+    assert re.findall(r"<script(?![^>]*\bsrc=)|<style|\bstyle=|\bon\w+=|javascript:", texts["index.html"]) == []
+    assert re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function", texts["page.js"]) == []
