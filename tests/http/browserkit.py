@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import itertools
 import json
@@ -150,11 +149,6 @@ class Page:
         }
         listed = [{"name": name, "value": value} for name, value in features.items()]
         await self.call("Emulation.setEmulatedMedia", features=listed)
-
-    async def picture(self, file: Path) -> None:
-        """A screenshot of the whole page."""
-        made = await self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
-        file.write_bytes(base64.b64decode(made["data"]))
 
 
 @contextlib.asynccontextmanager

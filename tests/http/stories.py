@@ -18,14 +18,19 @@ FINAL = (" because", " shorter", " wavelengths", " of", " sunlight", " are", " s
 END = (" ones", ".")
 
 
-def arriving(offer_s: float, seconds: float, streams: tuple[tuple[str, int], ...], lanes: int) -> Iterator[dict[str, Any]]:
+def arriving(
+    offer_s: float, seconds: float, streams: tuple[tuple[str, int], ...], lanes: int
+) -> Iterator[dict[str, Any]]:
     """Progress, and which stream is ready, one stream after the other."""
     whole = sum(size for _, size in streams)
     before = 0
     for number, (name, size) in enumerate(streams):
         for part in (0.2, 0.5, 0.8, 1.0):
             got = before + int(size * part)
-            amounts = [one if index < number else int(one * part) if index == number else 0 for index, (_, one) in enumerate(streams)]
+            amounts = [
+                one if index < number else int(one * part) if index == number else 0
+                for index, (_, one) in enumerate(streams)
+            ]
             yield {
                 "type": "progress",
                 "at_s": offer_s + seconds * got / whole,
@@ -49,16 +54,35 @@ def story(
 ) -> list[dict[str, Any]]:
     """A request from its arrival to its end, without `request`, `seq` and `time`."""
     events: list[dict[str, Any]] = [
-        {"type": "request", "at_s": 0.0, "endpoint": "/v1/chat/completions", "model": "tiny", "prompt": prompt,
-         "prompt_tokens": 1200, "max_tokens": 64, "temperature": 0.0, "stream": True, "drafts": False},
-    ]  # fmt: skip
+        {
+            "type": "request",
+            "at_s": 0.0,
+            "endpoint": "/v1/chat/completions",
+            "model": "tiny",
+            "prompt": prompt,
+            "prompt_tokens": 1200,
+            "max_tokens": 64,
+            "temperature": 0.0,
+            "stream": True,
+            "drafts": False,
+        },
+    ]
     if queued:
         events.append({"type": "queued", "at_s": 0.001, "position": 2})
     events += [
         {"type": "started", "at_s": 0.08 if queued else 0.001, "queue_s": 0.08 if queued else 0.001},
-        {"type": "offer", "at_s": 0.52, "codec": "plan", "tokens": 1199, "layers": LAYERS, "lanes": lanes,
-         "streams": [{"name": name, "bytes": size} for name, size in streams], "prefill_queue_s": 0.0, "prefill_s": 0.4},
-    ]  # fmt: skip
+        {
+            "type": "offer",
+            "at_s": 0.52,
+            "codec": "plan",
+            "tokens": 1199,
+            "layers": LAYERS,
+            "lanes": lanes,
+            "streams": [{"name": name, "bytes": size} for name, size in streams],
+            "prefill_queue_s": 0.0,
+            "prefill_s": 0.4,
+        },
+    ]
     cache = list(arriving(0.53, 0.9, streams, lanes))
     anchor_s = next(event["at_s"] for event in cache if event["type"] == "ready")
     whole_s = cache[-1]["at_s"]
@@ -82,12 +106,22 @@ def story(
     ]
     for index, text in enumerate(final[1:], len(texts)):
         now_s += 0.06
-        events.append({"type": "commit", "at_s": now_s, "index": index, "tokens": [300 + index], "texts": [text], "accepted": 0})  # fmt: skip
+        events.append(
+            {"type": "commit", "at_s": now_s, "index": index, "tokens": [300 + index], "texts": [text], "accepted": 0}
+        )
     count = len(texts) + len(final) - 1
     events.append(
-        {"type": "done", "at_s": now_s, "finish_reason": "stop", "completion_tokens": count, "drafted": len(drafts),
-         "accepted": len(texts) - 1, "ttft_s": now_s, "total_s": now_s}
-    )  # fmt: skip
+        {
+            "type": "done",
+            "at_s": now_s,
+            "finish_reason": "stop",
+            "completion_tokens": count,
+            "drafted": len(drafts),
+            "accepted": len(texts) - 1,
+            "ttft_s": now_s,
+            "total_s": now_s,
+        }
+    )
     return events
 
 

@@ -23,7 +23,7 @@ FILES = {"/": "index.html", "/page.css": "page.css", "/page.js": "page.js", "/ic
 STATE = "document.getElementById('connection').dataset.state"
 TITLE = "document.getElementById('title').textContent"
 SHOWN = "!document.getElementById('picture').hidden"
-HOSTILE = "<img src=x onerror=\"window.hacked=1\"></p><script>window.hacked=1</script>&lt;\u202e"
+HOSTILE = '<img src=x onerror="window.hacked=1"></p><script>window.hacked=1</script>&lt;\u202e'
 
 WORDS = """[...document.querySelectorAll('#text > *')].map((one) =>
   [one.textContent, one.className, one.tagName, getComputedStyle(one).textDecorationLine])"""
@@ -43,8 +43,8 @@ TOO_WEAK = """(() => {
       if (!colour.endsWith(', 0)')) return light(colour);
     }
   };
-  const selectors = ['body', '#text .committed', '.legend .draft', 'del', '#state', 'dt', 'dd', '.choice-about', '.row-name',
-    '.row-value', '.meter-head', '#connection', '#axis span', 'summary', 'h3'];
+  const selectors = ['body', '#text .committed', '.legend .draft', 'del', '#state', 'dt', 'dd', '.choice-about',
+    '.row-name', '.row-value', '.meter-head', '#connection', '#axis span', 'summary', 'h3'];
   return selectors.flatMap((selector) => [...document.querySelectorAll(selector)].map((element) => {
     const [low, high] = [light(getComputedStyle(element).color), ground(element)].sort((a, b) => a - b);
     return [selector, (high + 0.05) / (low + 0.05)];
@@ -127,9 +127,19 @@ async def test_a_request_from_its_arrival_to_its_end(page):
         telling.tell()
         await page.until("document.getElementById('state').textContent", "finished")
         rows = await page.run("[...document.querySelectorAll('.track')].map((one) => one.ariaLabel)")
-        assert [row.split(":")[0] for row in rows] == ["Prefill", "Anchor", "Residual", "Drafts", "Verification", "Decoding"]
+        assert [row.split(":")[0] for row in rows] == [
+            "Prefill",
+            "Anchor",
+            "Residual",
+            "Drafts",
+            "Verification",
+            "Decoding",
+        ]
         assert rows[1] == "Anchor: from 0.52 s to 1.06 s"
-        figures = await page.run("Object.fromEntries([...document.querySelectorAll('#figures div')].map((one) => one.innerText.split('\\n')))")
+        figures = await page.run(
+            "Object.fromEntries([...document.querySelectorAll('#figures div')]"
+            ".map((one) => [one.firstChild.textContent, one.lastChild.textContent]))"
+        )
         assert figures["Drafts accepted"] == "4 of 7"
         assert figures["Final tokens"] == "16 of 64"
         await page.until("document.getElementById('spoken').textContent.includes('16 tokens')")
@@ -268,7 +278,9 @@ async def test_a_server_that_wants_a_key(page, tmp_path):
             await page.press("Enter")
             await page.until(STATE, state)
             if state == "key":
-                await page.until("document.getElementById('key-error').textContent", "The server does not know this key.")
+                await page.until(
+                    "document.getElementById('key-error').textContent", "The server does not know this key."
+                )
         await page.until(TITLE, "Request aaaaaa")
         assert await page.run("location.href") == url
     assert [one for one in page.problems if "Failed to load resource" not in one] == []  # of the two refusals
@@ -278,7 +290,9 @@ async def test_its_files_and_their_policy():
     async with watched() as (_, url), aiohttp.ClientSession() as session:
         for path, name in FILES.items():
             async with session.get(url.rstrip("/") + path) as answer:
-                assert await answer.read() == (resources.files("lynx_net.integrations.http") / "page" / name).read_bytes()
+                assert (
+                    await answer.read() == (resources.files("lynx_net.integrations.http") / "page" / name).read_bytes()
+                )
                 policy = answer.headers["Content-Security-Policy"]
                 assert "default-src 'none'" in policy
                 assert "unsafe" not in policy
@@ -296,7 +310,13 @@ def test_it_needs_nothing_from_elsewhere_and_has_nothing_inline():
     folder = resources.files("lynx_net.integrations.http") / "page"
     texts = {name: (folder / name).read_text("utf-8") for name in FILES.values()}
     for name, text in texts.items():
-        assert re.findall(r"(?:https?:)?//[\w.]+", text.replace('xmlns="http://www.w3.org/2000/svg"', "")) in ([], None) or name == "page.js"
+        assert (
+            re.findall(r"(?:https?:)?//[\w.]+", text.replace('xmlns="http://www.w3.org/2000/svg"', "")) in ([], None)
+            or name == "page.js"
+        )
     assert re.findall(r"https?://", texts["page.js"]) == []
     assert re.findall(r"<script(?![^>]*\bsrc=)|<style|\bstyle=|\bon\w+=|javascript:", texts["index.html"]) == []
-    assert re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function", texts["page.js"]) == []
+    assert (
+        re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function", texts["page.js"])
+        == []
+    )
