@@ -11,13 +11,13 @@ import re
 import shutil
 import socket
 import subprocess
-import sys
 import tomllib
 import urllib.error
 
 import pytest
 from httpkit import ROOT, changed
 
+from lynx_net.__main__ import main
 from lynx_net.integrations.http.config import DecodeConfig, PrefillConfig
 from lynx_net.integrations.http.decode_app import DecodeServer
 from lynx_net.integrations.http.metrics import HTTP_METRICS
@@ -111,12 +111,12 @@ def unit_settings():
     return settings
 
 
-def test_the_unit_runs_what_there_is_and_waits_for_its_end():
+def test_the_unit_runs_what_there_is_and_waits_for_its_end(capsys):
     settings = unit_settings()
     [command] = settings["Service", "ExecStart"]
-    help_text = subprocess.run(
-        [sys.executable, "-m", "lynx_net", "--help"], capture_output=True, text=True, check=True, cwd=ROOT
-    ).stdout
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    help_text = capsys.readouterr().out
     assert command == "/opt/lynx_net/bin/lynx-net %i --config /etc/lynx_net/%i.toml"
     for server in ("decode-server", "prefill-server"):
         assert server in help_text

@@ -10,9 +10,10 @@ import types
 from importlib import resources
 
 import aiohttp
+import openai
 import pytest
 from browserkit import chromium, find_chromium, open_page
-from httpkit import changed, free_ports
+from httpkit import changed, free_ports, local_pair
 from stories import STREAMS, Teller, story
 
 from lynx_net.integrations.http.config import DecodeConfig
@@ -124,6 +125,9 @@ async def test_a_request_from_its_arrival_to_its_end(page):
         foreground = await page.run("getComputedStyle(document.body).color")
         await page.until(f"({colours})[0]", foreground)
         assert drafts.isdisjoint({foreground})
+        for number in range(10):
+            telling.tell("commit")
+            await page.until("document.getElementById('text').children.length", 9 + number)
         telling.tell()
         await page.until("document.getElementById('state').textContent", "finished")
         rows = await page.run("[...document.querySelectorAll('.track')].map((one) => one.ariaLabel)")
@@ -144,7 +148,7 @@ async def test_a_request_from_its_arrival_to_its_end(page):
         assert figures["Final tokens"] == "16 of 64"
         await page.until("document.getElementById('spoken').textContent.includes('16 tokens')")
         spoken = await page.run("spoken")
-        assert len(spoken) <= 4  # of 33 events
+        assert len(spoken) <= 4  # though tokens came one by one
         words = " ".join(spoken)
         assert "shorter wavelengths of sunlight" in words
         assert "dust" not in words
@@ -167,31 +171,42 @@ async def test_what_comes_from_outside_is_text(page):
 
 
 async def test_by_keyboard(page):
-    focused = "document.activeElement.id || document.activeElement.value || document.activeElement.className"
+    focused = """(() => { const one = document.activeElement;
+      return one.tagName + (one.id && '#' + one.id) + (one.name ? '=' + one.value : ''); })()"""
     outlined = """(() => { const one = document.activeElement.closest('.choice') ?? document.activeElement;
       return getComputedStyle(one).outlineStyle + parseInt(getComputedStyle(one).outlineWidth); })()"""
+
+    async def tab(wanted, *, shift=False):
+        await page.press("Tab", shift=shift)
+        assert await page.run(focused) == wanted
+        assert await page.run(outlined) in ("solid2", "solid3")
+
     async with watched() as (server, url):
         for name in ("aaaaaa", "bbbbbb"):
             Teller(server.bus, f"chatcmpl-{name}", story()).tell()
         await page.go(url)
         await page.until(TITLE, "Request bbbbbb")  # the newest by itself
-        seen = []
-        for _ in range(4):
-            await page.press("Tab")
-            seen.append(await page.run(focused))
-            assert await page.run(outlined) in ("solid2", "solid3"), seen
-            if seen[-1] == "on":
-                seen[-1] = "newest"
-            if len(seen) == 2:
-                await page.press("ArrowDown")
-                await page.press("ArrowDown")
-                await page.until(TITLE, "Request aaaaaa")
-                assert await page.run(focused) == "chatcmpl-aaaaaa"
-                assert await page.run("location.hash") == "#chatcmpl-aaaaaa"
-        assert seen == ["skip", "newest", "text", "SUMMARY"] or seen[:1] + seen[2:3] == ["skip", "text"]
+        await tab("A")
+        await tab("INPUT=")
+        await page.press("ArrowDown")
+        await page.press("ArrowDown")
+        await page.until(TITLE, "Request aaaaaa")
+        assert await page.run(focused) == "INPUT=chatcmpl-aaaaaa"
+        assert await page.run(outlined) == "solid2"
+        assert await page.run("location.hash") == "#chatcmpl-aaaaaa"
+        await tab("P#text")
+        await tab("SUMMARY")
         await page.press("Enter")
-        assert await page.run("document.getElementById('prompt-details').open")
-        await page.go(url + "#chatcmpl-bbbbbb")
+        await tab("P#prompt")
+        await tab("SUMMARY", shift=True)
+        await tab("P#text", shift=True)
+        await tab("INPUT=chatcmpl-aaaaaa", shift=True)
+        await tab("A", shift=True)
+        await page.press("Enter")
+        assert await page.run(focused) == "ARTICLE#picture"
+        await page.run("location.hash = 'chatcmpl-bbbbbb'")  # as a link to a request does
+        await page.until(TITLE, "Request bbbbbb")
+        assert await page.run("document.querySelector(':checked').value") == "chatcmpl-bbbbbb"
     assert page.problems == []
 
 
@@ -284,6 +299,24 @@ async def test_a_server_that_wants_a_key(page, tmp_path):
         await page.until(TITLE, "Request aaaaaa")
         assert await page.run("location.href") == url
     assert [one for one in page.problems if "Failed to load resource" not in one] == []  # of the two refusals
+
+
+async def test_a_real_answer_is_on_it(page, tiny_model):
+    slow = {"link": {"rate": "8Mbit", "lanes": 2}}
+    async with local_pair(tiny_model, prefill=slow) as running:
+        await page.go(f"{running.url}/")
+        await page.until(STATE, "watching")
+        async with openai.AsyncOpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0) as client:
+            answer = await client.completions.create(
+                model="tiny", prompt="It was a bright cold day in April. " * 40, max_tokens=40, temperature=0
+            )
+        await page.until("document.getElementById('state').textContent", "finished, at the limit of its length")
+        shown = "[...document.querySelectorAll('#text .committed')].map((one) => one.textContent).join('')"
+        assert await page.run(shown) == answer.choices[0].text
+        meters = await page.run(METERS)
+        assert (meters["Anchor"], meters["Residual"]) == (100, 100)
+        assert {"Lane 0", "Lane 1"} < set(meters)
+    assert page.problems == []
 
 
 async def test_its_files_and_their_policy():

@@ -193,6 +193,14 @@ byId("choices").addEventListener("change", (event) => {
   follow();
 });
 
+addEventListener("hashchange", () => {
+  const one = requests.get(location.hash.slice(1));
+  if (!one) return;
+  one.input.checked = true;
+  chosen = one.id;
+  follow();
+});
+
 /** Show the request that is to be shown now, if it is not shown yet. */
 function follow() {
   const newest = [...requests.keys()].pop();
