@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import contextlib
 import dataclasses
 import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import tomllib
@@ -22,7 +24,7 @@ from lynx_net.integrations.http.config import DecodeConfig, PrefillConfig
 from lynx_net.integrations.http.decode_app import DecodeServer
 from lynx_net.integrations.http.metrics import HTTP_METRICS
 from lynx_net.integrations.http.notify import notify
-from lynx_net.integrations.http.serving import serving
+from lynx_net.integrations.http.serving import run_service, serving
 from lynx_net.observe.metrics import METRICS
 
 DOCUMENT = ROOT / "docs" / "operations.md"
@@ -155,6 +157,31 @@ def test_the_service_manager_is_told(tmp_path, monkeypatch, caplog):
         assert manager.recv(100) == b"STOPPING=1"
     notify("STOPPING=1")
     assert "cannot tell the service manager" in caplog.text
+
+
+class Quick(DecodeServer):
+    """A decode server without a model."""
+
+    @contextlib.asynccontextmanager
+    async def started(self):
+        yield "nothing to load"
+
+
+async def test_a_server_says_when_it_is_ready_and_when_it_ends(tmp_path, monkeypatch, capsys):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.setblocking(False)
+        manager.bind(str(tmp_path / "notify"))
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        loop = asyncio.get_running_loop()
+        running = asyncio.create_task(
+            run_service("decode server", Quick(changed(DecodeConfig(), {"http": {"port": 0}})))
+        )
+        async with asyncio.timeout(20):
+            assert await loop.sock_recv(manager, 100) == b"READY=1"
+            assert capsys.readouterr().out.endswith("decode server is ready\n")
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert await loop.sock_recv(manager, 100) == b"STOPPING=1"
+            await running
 
 
 # ---- the image
