@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lynx_net.integrations.http.text import HELD_TOKENS, TextStream
+from lynx_net.integrations.http.text import HELD_TOKENS, TextStream, TokenTexts
 
 
 def decode(tokens):
@@ -91,3 +91,27 @@ def test_the_prompt_gives_the_first_token_its_space():
 def test_tokens_without_text_are_nothing(count):
     stream = TextStream(lambda tokens: "", [5])
     assert stream.push([7] * count) == stream.finish() == ""
+
+
+@given(st.data(), st.text(min_size=1, max_size=30))
+def test_texts_of_tokens_make_up_the_text_whatever_was_drafted(data, text):
+    tokens, texts = list(text.encode()), TokenTexts(decode, [65])
+    shown, at = "", 0
+    while at < len(tokens):
+        kept = tokens[at : at + data.draw(st.integers(0, 4))]
+        wrong = data.draw(st.lists(st.integers(0, 255), max_size=3))
+        drafted = [texts.draft(token) for token in (*kept, *wrong)]
+        texts.retract(len(wrong))
+        final = tokens[at : at + len(kept) + 1]
+        committed = texts.commit(final)
+        assert committed[: len(kept)] == drafted[: len(kept)]
+        shown, at = shown + "".join(committed), at + len(final)
+    assert shown == text
+
+
+def test_drafts_go_on_behind_those_that_are_left():
+    texts = TokenTexts(decode, [])
+    first, *rest = "é!".encode()
+    assert [texts.draft(token) for token in (first, 65, 66)] == ["", "\ufffdA", "B"]
+    texts.retract(2)
+    assert [texts.draft(token) for token in rest] == ["é", "!"]

@@ -117,6 +117,18 @@ def test_the_test_command_runs_every_check_and_hands_its_arguments_to_pytest(che
     ]
 
 
+def test_the_test_command_says_that_there_is_no_browser(checkout: Checkout) -> None:
+    programs = checkout.folder / "programs"
+    programs.mkdir()
+    for name in ("bash", "cat", "dirname", "sha256sum", "grep", "sed", "cut"):
+        (programs / name).symlink_to(shutil.which(name) or "/nowhere")
+    assert "there is no Chromium" in checkout.run("test", PATH=str(programs)).stdout
+    (programs / "chromium").symlink_to("/bin/true")
+    with_browser = checkout.run("test", PATH=str(programs))
+    assert with_browser.returncode == 0, with_browser.stderr
+    assert "Chromium" not in with_browser.stdout
+
+
 @pytest.mark.parametrize(
     ("fail_on", "named"), [("check .", "lint (ruff check)"), ("--check", "format"), ("-m pytest", "tests (pytest)")]
 )
@@ -144,8 +156,8 @@ def test_a_python_without_ensurepip_gets_its_pip_from_the_system(checkout: Check
 
 
 def test_scripts_have_the_run_bit_and_no_syntax_error() -> None:
-    for script in ("scripts/demo", "scripts/test", ".ci/run"):
+    for script in ("scripts/demo", "scripts/test", "scripts/deploy/build-image", ".ci/run"):
         assert os.access(ROOT / script, os.X_OK), script
-    for script in ("scripts/demo", "scripts/test", "scripts/environment.sh", ".ci/run"):
+    for script in ("scripts/demo", "scripts/test", "scripts/environment.sh", "scripts/deploy/build-image", ".ci/run"):
         done = subprocess.run(["bash", "-n", ROOT / script], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr

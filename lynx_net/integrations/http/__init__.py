@@ -11,6 +11,7 @@ The layers, from the bottom:
 
     errors, config, shapes, answers, wire     what requests, answers and settings look like; no server
     text, bus, metrics, trace, logs           tokens to text; what happens to requests, for whoever watches
+    pages, notify                             the page at / with its files in page/; a word to the service manager
     steps, admission                          who may compute, and who may begin
     models, links, engine, prefill_engine     one request from its beginning to its end; these import torch
     generation, exchange, watching, serving   the text of an answer, its way back, what both servers share

@@ -30,8 +30,8 @@ and further ones by type, in the order in which they come:
     error      message, code, status; the request failed
     cancelled  the client left
 
-A request's last event is `done`, `error` or `cancelled`, and there is exactly one of them. `text` of a token may be
-empty or "\\ufffd" where a character has several tokens; the text of an answer is decoded from all of them together.
+A request's last event is `done`, `error` or `cancelled`, and there is exactly one of them. `text` of a token is what it
+adds to the text; where a character has several tokens, all of it comes with the last one, and the others add nothing.
 
 A subscriber to all requests gets first, without `request` and `seq`,
 

@@ -146,7 +146,7 @@ class DecodeEngine:
         try:
             async with (
                 self._arriving(job, cache, layout) as transfer,
-                Follower.of(transfer, log, self.model.decode) as follower,
+                Follower.of(transfer, log, self.model.decode, job.prompt) as follower,
             ):
                 events = decode(
                     TransformersModel(self.model.model, cache),

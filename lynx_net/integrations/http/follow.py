@@ -7,6 +7,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from lynx_net.integrations.http.tasks import stop_task
+from lynx_net.integrations.http.text import TokenTexts
 from lynx_net.integrations.http.wire import PREFILL_QUEUE_S, PREFILL_S
 from lynx_net.serdes.links import codecs_of
 from lynx_net.speculation import Commit, Done, Draft, Retract
@@ -30,11 +31,15 @@ class Follower:
     """Looks at a transfer from time to time. Use `Follower.of`."""
 
     def __init__(
-        self, transfer: lynx_net.IncomingTransfer, log: RequestLog, decode: Callable[[Sequence[int]], str]
+        self,
+        transfer: lynx_net.IncomingTransfer,
+        log: RequestLog,
+        decode: Callable[[Sequence[int]], str],
+        prompt: Sequence[int],
     ) -> None:
         self._transfer = transfer
         self._log = log
-        self._decode = decode
+        self._texts = TokenTexts(decode, prompt)
         self._lanes_before = [stats.received_bytes for stats in transfer.link.lane_stats]
         self._ready = 0
         self._seen = -1
@@ -56,10 +61,14 @@ class Follower:
     @classmethod
     @contextlib.asynccontextmanager
     async def of(
-        cls, transfer: lynx_net.IncomingTransfer, log: RequestLog, decode: Callable[[Sequence[int]], str]
+        cls,
+        transfer: lynx_net.IncomingTransfer,
+        log: RequestLog,
+        decode: Callable[[Sequence[int]], str],
+        prompt: Sequence[int],
     ) -> AsyncIterator[Follower]:
         """Follow a transfer while the block runs."""
-        follower = cls(transfer, log, decode)
+        follower = cls(transfer, log, decode, prompt)
         watching = asyncio.create_task(follower._watch())
         try:
             yield follower
@@ -77,12 +86,13 @@ class Follower:
             case Draft(token=token, at_s=at_s):
                 index = self._committed + self._drafts
                 self._drafts += 1
-                log.publish("draft", at_s, index=index, token=token, text=self._decode([token]))
+                log.publish("draft", at_s, index=index, token=token, text=self._texts.draft(token))
             case Retract(count=count, at_s=at_s):
                 self._drafts -= count
+                self._texts.retract(count)
                 log.publish("retract", at_s, count=count)
             case Commit(tokens=tokens, accepted=accepted, at_s=at_s):
-                texts = [self._decode([token]) for token in tokens]
+                texts = self._texts.commit(tokens)
                 log.publish("commit", at_s, index=self._committed, tokens=list(tokens), texts=texts, accepted=accepted)
                 self._committed += len(tokens)
                 self._drafts = 0

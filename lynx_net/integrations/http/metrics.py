@@ -1,4 +1,4 @@
-"""Metrics of the servers, beside those of their links; docs/http.md says what each of them means."""
+"""Metrics of the servers, beside those of their links; docs/operations.md says what each of them means."""
 
 from __future__ import annotations
 

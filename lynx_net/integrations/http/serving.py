@@ -22,6 +22,8 @@ from lynx_net.integrations.http.config import ConfigError, read_secrets
 from lynx_net.integrations.http.errors import ApiError, bad_request, unavailable
 from lynx_net.integrations.http.logs import request_id
 from lynx_net.integrations.http.metrics import ServerMetrics
+from lynx_net.integrations.http.notify import notify
+from lynx_net.integrations.http.pages import PAGE_PATHS
 from lynx_net.integrations.http.wire import PREFILL_PATH
 from lynx_net.observe.prometheus import CONTENT_TYPE
 
@@ -48,8 +50,8 @@ logger = logging.getLogger("lynx_net.http")
 
 State = Literal["starting", "ready", "draining"]
 
-_OPEN_PATHS = ("/health", "/health/live", "/health/ready")
-"""Asked by load balancers, which have no key."""
+_OPEN_PATHS = ("/health", "/health/live", "/health/ready", *PAGE_PATHS)
+"""Asked by load balancers, which have no key, and by browsers before they can ask for one."""
 
 ENDPOINTS = {"/v1/completions": "completions", "/v1/chat/completions": "chat", PREFILL_PATH: "prefill"}
 """What metrics call the paths whose requests they count."""
@@ -264,7 +266,9 @@ async def run_service(name: str, parts: Parts) -> None:
                     parts.service.state = "ready"
                     say(line)
                     say(f"{name} is ready")
+                    notify("READY=1")
                 await stop.wait()
+                notify("STOPPING=1")
                 await drain(parts)
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):

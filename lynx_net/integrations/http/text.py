@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["TextStream"]
+__all__ = ["TextStream", "TokenTexts"]
 
 CONTEXT_TOKENS = 5
 """Of the prompt: some tokenizers drop the space before a text's first token, so there must be another one before it."""
@@ -56,6 +57,12 @@ class TextStream:
         held, self._held = self._held, ""
         return text + held
 
+    def fork(self) -> TextStream:
+        """The same stream again, to be continued in another way."""
+        other = copy.copy(self)
+        other._tokens = self._tokens.copy()
+        return other
+
     def _fresh(self, *, whole: bool) -> str:
         """The text of the tokens behind `_shown`, up to the last one that ends with a whole character."""
         before = self._decode(self._tokens[self._context : self._shown])
@@ -81,6 +88,40 @@ class TextStream:
         keep = max((_overlap(text, one) for one in self._stop), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
+
+
+class TokenTexts:
+    """What each token adds to a text: final ones, and drafts behind them.
+
+    A character that has several tokens comes with the last of them; the others add nothing.
+
+    Args:
+        decode, prompt: see `TextStream`.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], prompt: Sequence[int]) -> None:
+        self._final = TextStream(decode, prompt)
+        self._drafts: list[int] = []
+        self._tentative: TextStream | None = None  # `_final` and `_drafts`
+
+    def draft(self, token: int) -> str:
+        """The text of a further draft."""
+        if self._tentative is None:
+            self._tentative = self._final.fork()
+            self._tentative.push(self._drafts)
+        self._drafts.append(token)
+        return self._tentative.push([token])
+
+    def retract(self, count: int) -> None:
+        """The newest drafts are void."""
+        del self._drafts[len(self._drafts) - count :]
+        self._tentative = None
+
+    def commit(self, tokens: Sequence[int]) -> list[str]:
+        """The texts of further final tokens, which take the place of all drafts."""
+        self._drafts.clear()
+        self._tentative = None
+        return [self._final.push([token]) for token in tokens]
 
 
 def _overlap(text: str, stop: str) -> int:

@@ -1,4 +1,4 @@
-"""For those who look on: /events, /events/ID, /debug/trace/ID and /metrics of the decode server."""
+"""For those who look on: the page at /, /events, /events/ID and /debug/trace/ID of the decode server."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from aiohttp import web
 
 from lynx_net.integrations.http.answers import sse
 from lynx_net.integrations.http.errors import bad_request
+from lynx_net.integrations.http.pages import add_page
 from lynx_net.integrations.http.trace import request_trace
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class Watching:
 
     def add_routes(self, router: web.UrlDispatcher) -> None:
         """Serve them."""
+        add_page(router)
         router.add_get("/events", self.events)
         router.add_get("/events/{request}", self.events)
         router.add_get("/debug/trace/{request}", self.trace)
