@@ -75,7 +75,8 @@ class PrefillEngine:
     def warm_up(self) -> None:
         """Once through what is compiled or read at its first use. Blocks."""
         codec = self._coding["codec"]
-        get_codec(codec if isinstance(codec, str) and codec != "auto" else "nested").warm_up()
+        params = self._coding.get("codec_params", {})
+        get_codec(codec if isinstance(codec, str) and codec != "auto" else "nested", **params).warm_up()
         self._compute([0, 0, 0, 0])
 
     def check(self, wanted: CacheWanted) -> None:
