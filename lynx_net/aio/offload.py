@@ -21,16 +21,21 @@ async def run_blocking(executor: Executor | None, work: Callable[P, T], *args: P
     Cancelling waits until the work has finished, then raises CancelledError: whoever called knows that
     no thread still reads or writes the buffers.
     """
-    if executor is None:
+    if executor is None or _in_virtual_time():
         return work(*args, **kwargs)
     return await _finished(executor.submit(work, *args, **kwargs), withdraw=False)
 
 
 async def run_or_withdraw(executor: Executor | None, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """As `run_blocking`, but work that has not begun when it is cancelled is withdrawn and never done."""
-    if executor is None:
+    if executor is None or _in_virtual_time():
         return work(*args, **kwargs)
     return await _finished(executor.submit(work, *args, **kwargs), withdraw=True)
+
+
+def _in_virtual_time() -> bool:
+    """Whether nothing waits for threads here: the clock would run ahead of them (`lynx_net.testing.clock`)."""
+    return hasattr(asyncio.get_running_loop(), "virtual_clock")
 
 
 async def _finished(work: Future[T], *, withdraw: bool) -> T:

@@ -49,7 +49,7 @@ def _no_threads(monkeypatch):
     async def at_once(_executor, function, *args):
         return function(*args)
 
-    monkeypatch.setattr(loop, "run_blocking", at_once)
+    monkeypatch.setattr(loop, "run_or_withdraw", at_once)
 
 
 async def joint_of_the_loop(drafts: int) -> np.ndarray:
