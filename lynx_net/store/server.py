@@ -122,6 +122,9 @@ class _StoreServer:
             request.refuse("not stored")
         except LynxError as error:
             request.refuse(str(error))
+        except Exception:
+            request.refuse("the store failed; its log says why")  # the asking side must not wait for nothing
+            raise
         return None
 
     def _hold(self, wanted: Wanted) -> HeldEntry | None:

@@ -35,7 +35,7 @@ class StoredFile:
     Attributes:
         key: its name.
         size_bytes: of the file.
-        used_s: when it was published or touched last, seconds since 1970.
+        used_s: when it was published or touched last, seconds since 1970; 0 where that is not known.
     """
 
     key: str

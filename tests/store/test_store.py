@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from contextlib import closing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -236,6 +237,18 @@ def test_damaged_files_are_put_aside_when_the_store_is_opened(tmp_path: Path, pa
     with ContextStore(LocalStorage(tmp_path)).open() as store:
         assert [entry.key for entry in store.entries()] == [keys[3]]
         assert len(list((tmp_path / "quarantine").iterdir())) == 3
+
+
+def test_an_entry_is_as_young_as_its_head_where_files_have_no_times(
+    tmp_path: Path, packed_cache: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = LocalStorage.files
+    with ContextStore(LocalStorage(tmp_path)).open() as store:
+        key = put(store, packed_cache, 0)
+    monkeypatch.setattr(LocalStorage, "files", lambda self: (replace(one, used_s=0.0) for one in files(self)))
+    with ContextStore(LocalStorage(tmp_path), max_age_s=1000).open() as store:
+        assert store.evict() == []
+        assert [entry.key for entry in store.entries()] == [key]
 
 
 def test_an_index_that_is_damaged_or_a_file_that_is_gone_is_a_miss(store: ContextStore, packed_cache: Any) -> None:
