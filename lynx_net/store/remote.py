@@ -112,11 +112,11 @@ class FsspecStorage:
             return []
         return [one for one in found if one["type"] == "file" and one["size"] is not None]
 
-    def _modified_s(self, path: str) -> float:
+    def _modified_s(self, path: str) -> float | None:
         try:
             return float(self._fs.modified(path).timestamp())
         except (NotImplementedError, FileNotFoundError):
-            return 0.0
+            return None
 
     def _folder(self, name: str) -> str:
         return f"{self._root}/{name}"

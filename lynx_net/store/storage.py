@@ -35,12 +35,12 @@ class StoredFile:
     Attributes:
         key: its name.
         size_bytes: of the file.
-        used_s: when it was published or touched last, seconds since 1970; 0 where that is not known.
+        used_s: when it was published or touched last, seconds since 1970; None where that is not known.
     """
 
     key: str
     size_bytes: int
-    used_s: float
+    used_s: float | None
 
 
 class OpenFile(Protocol):

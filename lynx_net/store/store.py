@@ -142,7 +142,7 @@ class ContextStore:
             except CodecError as error:
                 logger.warning("store: %s cannot be used here: %s", file.key, error)
             else:
-                self._add(_Entry(head, file.size_bytes, file.used_s or head.created_s))
+                self._add(_Entry(head, file.size_bytes, head.created_s if file.used_s is None else file.used_s))
             finally:
                 opened.close()
         if not readonly:

@@ -245,7 +245,7 @@ def test_an_entry_is_as_young_as_its_head_where_files_have_no_times(
     files = LocalStorage.files
     with ContextStore(LocalStorage(tmp_path)).open() as store:
         key = put(store, packed_cache, 0)
-    monkeypatch.setattr(LocalStorage, "files", lambda self: (replace(one, used_s=0.0) for one in files(self)))
+    monkeypatch.setattr(LocalStorage, "files", lambda self: (replace(one, used_s=None) for one in files(self)))
     with ContextStore(LocalStorage(tmp_path), max_age_s=1000).open() as store:
         assert store.evict() == []
         assert [entry.key for entry in store.entries()] == [key]
