@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
-import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
 
 import lynx_codec
 from lynx_net import CacheLayout, HostCache, KVLink, Sending
 from lynx_net.serdes.fine import fine_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from numpy.typing import NDArray
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from beside import BesideTests, outcomes
 
 # A shell that runs the tests in the background ignores SIGINT, and the processes that tests interrupt would inherit it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# No test depends on how fast the machine is, and hypothesis measures wall time.
+settings.register_profile("lynx_net", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("lynx_net")
 
 
 @dataclass
@@ -97,7 +106,6 @@ def _same() -> Any:
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Throwaway authorities and certificates; see tests/tlskit.py."""
-    sys.path.insert(0, str(Path(__file__).parent))
     from tlskit import Certificates
 
     return Certificates(tmp_path_factory.mktemp("certificates"))
@@ -110,41 +118,64 @@ def _compiled_kernels() -> None:
         lynx_codec.get_codec(name).warm_up()
 
 
-ROOT = Path(__file__).resolve().parent.parent
 FUZZ_TEST = "test_a_minute_of_fuzzing_beside_the_other_tests"
-FUZZ_COMMANDS = (("fuzz_frames.py", "30"), ("fuzz_links.py", "30"))
+FUZZ_COMMANDS = tuple(
+    (f"fuzz/{name}.py", "--seconds", "30", "--seed", str(os.getpid())) for name in ("fuzz_frames", "fuzz_links")
+)
 """Each for half a minute of CPU time: a minute in all, however busy the machine is."""
+
+LONG_FILES = ("demo/test_faults.py", "http/test_pair.py", "gpu/test_exact.py", "demo/test_demo.py")
+"""They come first, that no worker of several has one left when the others are done."""
+
+_FUZZ = pytest.StashKey[Path]()
+_BESIDE = pytest.StashKey[BesideTests]()
+
+
+def _urgency(item: pytest.Item) -> tuple[bool, int]:
+    """The test that waits for the fuzzing comes last; one processor is idle in most tests."""
+    place = [number for number, name in enumerate(LONG_FILES) if item.path.as_posix().endswith(name)]
+    return item.name == FUZZ_TEST, place[0] if place else len(LONG_FILES)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The test that waits for the fuzzing comes last; one processor is idle in most tests."""
-    items.sort(key=lambda item: item.name == FUZZ_TEST)
+    items.sort(key=_urgency)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def fuzz_minute(request: pytest.FixtureRequest) -> Iterator[list[subprocess.Popen[str]]]:
-    """Fuzzing that runs at the lowest priority beside all tests, if the test that waits for it was asked for."""
-    running: list[subprocess.Popen[str]] = []
-    if any(item.name == FUZZ_TEST for item in request.session.items):
-        paths = os.pathsep.join(str(ROOT / folder) for folder in (".", "codec", "gpu"))
-        for script, seconds in FUZZ_COMMANDS:
-            running.append(
-                subprocess.Popen(
-                    [sys.executable, str(ROOT / "fuzz" / script), "--seconds", seconds, "--seed", str(os.getpid())],
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    text=True,
-                    env=os.environ | {"PYTHONPATH": paths},
-                    preexec_fn=_lowest_priority,
-                )
-            )
-    yield running
-    for one in running:
-        one.kill()
-        one.wait()
-        assert one.stdout is not None
-        one.stdout.close()
+def pytest_configure(config: pytest.Config) -> None:
+    """The folder of the fuzzing's outcome: that of the process that has started this one, if it is a worker."""
+    given: str | None = getattr(config, "workerinput", {}).get("fuzz")
+    config.stash[_FUZZ] = Path(given or tempfile.mkdtemp(prefix="lynx-net-tests-"))
 
 
-def _lowest_priority() -> None:
-    os.nice(19)
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    node.workerinput["fuzz"] = str(node.config.stash[_FUZZ])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(node: Any, ids: list[str]) -> None:
+    _start_fuzzing(node.config, ids)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if not hasattr(session.config, "workerinput") and not session.config.option.collectonly:
+        _start_fuzzing(session.config, [item.nodeid for item in session.items])
+
+
+def _start_fuzzing(config: pytest.Config, asked_for: list[str]) -> None:
+    """If the test that waits for it was asked for; once for all workers."""
+    if _BESIDE not in config.stash and any(name.endswith(FUZZ_TEST) for name in asked_for):
+        config.stash[_BESIDE] = BesideTests(config.stash[_FUZZ], FUZZ_COMMANDS)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        if _BESIDE in config.stash:
+            config.stash[_BESIDE].end()
+        shutil.rmtree(config.stash[_FUZZ])
+
+
+@pytest.fixture
+def fuzz_minute(request: pytest.FixtureRequest) -> list[tuple[int, str]]:
+    """How the fuzzing that runs beside all tests ended, and what it printed."""
+    return outcomes(request.config.stash[_FUZZ], len(FUZZ_COMMANDS), 390.0)

@@ -113,7 +113,7 @@ def test_the_test_command_runs_every_check_and_hands_its_arguments_to_pytest(che
         "mypy ",
         "basedpyright ",
         "lint-imports ",
-        "python -m pytest -k codec",
+        "python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -k codec",
     ]
 
 

@@ -15,7 +15,6 @@ from lynx_net.wire.grants import CreditBook
 from lynx_net.wire.receiving import ReceiveState
 
 if TYPE_CHECKING:
-    import subprocess
     from types import ModuleType
 
 FUZZ = Path(__file__).parents[2] / "fuzz"
@@ -72,14 +71,6 @@ def test_a_core_that_breaks_on_a_link_is_noticed(
     monkeypatch.setattr(broken, name, replacement)
     with pytest.raises(links.InvariantBroken, match="--replay"):
         links.fuzz(5.0, 0)
-
-
-@pytest.mark.timeout(400)
-def test_a_minute_of_fuzzing_beside_the_other_tests(fuzz_minute: list[subprocess.Popen[str]]) -> None:
-    """Half a minute of CPU time on each target, begun before the first test and over, mostly, before this, the last."""
-    for running in fuzz_minute:
-        printed, _ = running.communicate()
-        assert running.returncode == 0, printed
 
 
 def test_the_corpus_itself_is_read_or_refused_as_it_should(target: ModuleType, corpus: Any) -> None:
