@@ -8,6 +8,7 @@ import dataclasses
 import os
 import queue
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -30,7 +31,7 @@ SHIMS = {
     # Nothing is installed: that the requirements are named right and fit together is all that can be tested here.
     "pip": """[ "$1" = install ] || exit 2
 shift
-exec "{python}" -m pip install --quiet --dry-run --no-index --no-build-isolation "${{@/#.\\[/{root}[}}"
+exec "{python}" -m pip install --quiet --dry-run --no-index --no-build-isolation "${{@/#.\\[/{package}[}}"
 """,
     "lynx-net": """case "$1" in
   prefill-server) flags="--http-port {prefill} --link-rate 40Mbit" ;;
@@ -40,6 +41,9 @@ exec "{python}" -m lynx_net "$@" $flags --model-name "{model}" --model-served-na
 """,
 }
 """What stands in for programs of the document, so that it can be run with a tiny model, on free ports, offline."""
+
+PACKAGE = ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE", "CHANGELOG.md", "lynx_net", "codec", "gpu")
+"""What a wheel is built from; pip builds a copy of it, since the C extension is compiled among the sources."""
 
 
 class Walk:
@@ -54,10 +58,11 @@ class Walk:
         self._ports = dict(zip(("prefill", "decode", "cache"), free_ports(3), strict=True))
         self.url, self.prefill_url = (f"http://127.0.0.1:{self._ports[name]}" for name in ("decode", "prefill"))
         self.folder = folder
-        programs = folder / "programs"
+        programs, package = folder / "programs", folder / "package"
         programs.mkdir()
+        copy_package(package)
         for name, text in SHIMS.items():
-            values = {"python": sys.executable, "root": ROOT, "model": model, "prefill_url": self.prefill_url}
+            values = {"python": sys.executable, "package": package, "model": model, "prefill_url": self.prefill_url}
             (programs / name).write_text("#!/usr/bin/env bash\n" + text.format(**values, **self._ports))
             (programs / name).chmod(0o755)
         paths = os.pathsep.join(str(ROOT / folder) for folder in (".", "codec", "gpu"))
@@ -112,6 +117,15 @@ class Walk:
             for line in lines:
                 self._lines.put(line.rstrip("\n"))
         self._lines.put(None)
+
+
+def copy_package(target: Path) -> None:
+    target.mkdir()
+    for name in PACKAGE:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, target / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+        else:
+            shutil.copy(ROOT / name, target / name)
 
 
 def free_ports(count: int) -> list[int]:
