@@ -48,6 +48,7 @@ class Demo:
         self.lines: list[str] = []
         self.errors: list[str] = []
         self._seen = threading.Condition()
+        self._ended = False
         self._readers = [
             threading.Thread(target=self._read, args=(self.process.stdout, self.lines), daemon=True),
             threading.Thread(target=self._read, args=(self.process.stderr, self.errors), daemon=True),
@@ -61,12 +62,19 @@ class Demo:
             with self._seen:
                 lines.append(line.rstrip())
                 self._seen.notify_all()
+        with self._seen:
+            self._ended = True
+            self._seen.notify_all()
 
     def wait_for(self, marker: str) -> None:
-        """Wait until the demonstration has printed a line with `marker`."""
+        """Wait until the demonstration has printed a line with `marker`, or has ended."""
+
+        def printed() -> bool:
+            return any(marker in line for line in self.lines)
+
         with self._seen:
-            found = self._seen.wait_for(lambda: any(marker in line for line in self.lines), START_S)
-        assert found, (marker, self.lines, self.errors)
+            self._seen.wait_for(lambda: printed() or self._ended, START_S)
+            assert printed(), (marker, self.lines, self.errors)
 
     @property
     def child(self) -> int:
