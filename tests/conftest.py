@@ -116,6 +116,7 @@ def _compiled_kernels() -> None:
     """Imported and loaded before the first test, so that no deadline of a test pays for it."""
     for name in lynx_codec.codec_names():
         lynx_codec.get_codec(name).warm_up()
+    lynx_codec.get_codec("nested", exact=True).warm_up()
 
 
 FUZZ_TEST = "test_a_minute_of_fuzzing_beside_the_other_tests"

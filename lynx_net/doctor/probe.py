@@ -36,7 +36,7 @@ CHUNK_S = 0.1
 IN_FLIGHT = 3
 """Transfers of a run that are open at once, so that the link is never without work between two."""
 SOURCE = memoryview(bytes(PAGE_BYTES))
-START_S = 10.0
+START_S = 30.0
 
 
 async def measure(

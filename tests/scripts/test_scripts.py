@@ -106,7 +106,7 @@ def test_a_failed_installation_is_not_taken_for_a_finished_one(checkout: Checkou
 def test_the_test_command_runs_every_check_and_hands_its_arguments_to_pytest(checkout: Checkout) -> None:
     done = checkout.run("test", "-k", "codec")
     assert done.returncode == 0, done.stderr
-    calls = checkout.calls()
+    calls = [call for call in checkout.calls() if "warm_up()" not in call]  # it runs beside the others
     assert calls[-6:] == [
         "ruff check .",
         "ruff format --check .",
