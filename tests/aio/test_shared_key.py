@@ -54,6 +54,7 @@ async def test_a_transfer_with_a_key(lanes: int, make_cache: Any, same: Any) -> 
             "and this side has none",
         ),
     ],
+    ids=["another", "none", "one too many"],  # the same in all workers
 )
 async def test_another_key_or_none_is_refused_on_both_sides(
     serving: bytes | None,

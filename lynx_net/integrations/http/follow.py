@@ -42,7 +42,7 @@ class Follower:
         self._texts = TokenTexts(decode, prompt)
         self._lanes_before = [stats.received_bytes for stats in transfer.link.lane_stats]
         self._ready = 0
-        self._seen = -1
+        self._seen: tuple[int, list[int]] | None = None
         self._committed = 0
         self._drafts = 0
         meta, sizes = transfer.offer.meta, _stream_sizes(transfer.offer)
@@ -112,10 +112,11 @@ class Follower:
 
     def _progress(self) -> None:
         transfer = self._transfer
-        if transfer.stats.total_bytes == self._seen:
-            return
-        self._seen = transfer.stats.total_bytes
         ready = [sum(at_s is not None for at_s in layers) for layers in transfer.timeline().layers_ready_s]
+        seen = (transfer.stats.total_bytes, ready)
+        if seen == self._seen:
+            return
+        self._seen = seen
         lanes = [
             stats.received_bytes - before
             for stats, before in zip(transfer.link.lane_stats, self._lanes_before, strict=True)
