@@ -84,7 +84,7 @@ class Walk:
         """A command or program of the document, for the port that its decode server has here."""
         return text.replace("127.0.0.1:8000", f"127.0.0.1:{self._ports['decode']}")
 
-    def run(self, command: str, timeout_s: float = 90.0) -> str:
+    def run(self, command: str, timeout_s: float = 240.0) -> str:
         """Run a command of the document; returns what it printed."""
         assert self._shell.stdin is not None
         self._shell.stdin.write(f"{self.at_our_ports(command)}\necho; echo ended with $?\n")

@@ -60,12 +60,15 @@ async def test_marks_reach_ipv4_peers_of_a_server_for_both() -> None:
 
 
 LINK_LOCAL = """
-import asyncio, subprocess, uvloop
+import asyncio, subprocess, time, uvloop
 from lynx_net import SocketOptions
 from lynx_net.transport import Address, transport_for
 
 subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
 subprocess.run(["ip", "address", "add", "fe80::7/64", "dev", "lo", "nodad"], check=True)
+routes = ["ip", "-6", "route", "show", "table", "local"]
+while "fe80::7" not in subprocess.run(routes, check=True, capture_output=True, text=True).stdout:
+    time.sleep(0.01)  # the kernel does that later
 
 async def main():
     address = Address.parse("tcp://[fe80::7%lo]:0")
