@@ -125,7 +125,13 @@ FUZZ_COMMANDS = tuple(
 )
 """Each for half a minute of CPU time: a minute in all, however busy the machine is."""
 
-LONG_FILES = ("demo/test_faults.py", "http/test_pair.py", "gpu/test_exact.py", "demo/test_demo.py")
+LONG_FILES = (
+    "demo/test_faults.py",
+    "http/test_pair.py",
+    "gpu/test_codecs.py",
+    "test_distribution.py",
+    "demo/test_demo.py",
+)
 """They come first, that no worker of several has one left when the others are done."""
 
 _FUZZ = pytest.StashKey[Path]()
