@@ -171,6 +171,13 @@ class ProgressiveCache(Cache):
         tensor = (held.all_keys if kind == "key" else held.all_values)[0, :, : self.prompt_tokens]
         return _as_numpy(tensor) if self.device.type == "cpu" else tensor.transpose(0, 1)
 
+    def set_prompt(self, tokens: int) -> None:
+        """Let the prompt region be the first `tokens` positions, all of them present: less of a prompt is offered than
+        there is room for. Only before a transfer writes to it; views that were given before are void.
+        """
+        self.truncate(tokens)
+        self.prompt_tokens = tokens
+
     def truncate(self, length: int) -> None:
         """Forget positions at and behind `length`; their memory is reused by the next forward."""
         if not 0 <= length <= self.capacity:
@@ -215,6 +222,13 @@ class TransformersModel:
         Raises:
             LocalProtocolError: no token, or more than the cache has room for.
         """
+        return self._pass(tokens, len(tokens))
+
+    def feed(self, tokens: Sequence[int]) -> None:
+        """Append `tokens` whose scores nobody needs, such as a prompt but its last token; else as `forward`."""
+        self._pass(tokens, 1)
+
+    def _pass(self, tokens: Sequence[int], kept: int) -> NDArray[np.float32]:
         start = self.cache.length
         if not tokens:
             raise LocalProtocolError("a forward pass needs at least one token")
@@ -226,7 +240,9 @@ class TransformersModel:
         done = False
         try:
             with torch.inference_mode():
-                output = self.model(input_ids=inputs, use_cache=True, **{self._cache_argument: self.cache})
+                output = self.model(
+                    input_ids=inputs, use_cache=True, logits_to_keep=kept, **{self._cache_argument: self.cache}
+                )
                 logits = output.logits[0].float().cpu().numpy()
             done = True
         finally:

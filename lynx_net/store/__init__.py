@@ -1,6 +1,6 @@
 """A store of encoded caches, by the tokens they belong to (docs/store.md)."""
 
-from lynx_net.store.messages import is_already_stored, stored_as, wanted
+from lynx_net.store.messages import is_already_stored, is_not_stored, stored_as, wanted
 from lynx_net.store.server import StoreOptions, serve_store
 from lynx_net.store.storage import LocalStorage, Storage
 from lynx_net.store.store import ContextStore, EntryInfo
@@ -14,6 +14,7 @@ __all__ = [
     "StoreOptions",
     "TokenPath",
     "is_already_stored",
+    "is_not_stored",
     "serve_store",
     "stored_as",
     "wanted",

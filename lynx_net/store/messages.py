@@ -16,12 +16,13 @@ if TYPE_CHECKING:
 
     from lynx_net.store.format import EntryHead
 
-__all__ = ["FIELD", "Wanted", "is_already_stored", "path_from", "stored_as", "wanted"]
+__all__ = ["FIELD", "NOT_STORED", "Wanted", "is_already_stored", "is_not_stored", "path_from", "stored_as", "wanted"]
 
 FIELD = "store"
 """Key of `meta` under which all of it stands."""
 
 ALREADY_STORED = "already stored"
+NOT_STORED = "not stored"
 
 
 def stored_as(model: str, tokens: Sequence[int] | NDArray[np.integer[Any]]) -> dict[str, Any]:
@@ -61,6 +62,11 @@ def wanted(
 def is_already_stored(error: LynxError) -> bool:
     """Whether a transfer to a store failed because the store has this cache already."""
     return ALREADY_STORED in str(error) or "already being stored" in str(error)
+
+
+def is_not_stored(error: LynxError) -> bool:
+    """Whether a request to a store was refused because it has no prefix that is long enough."""
+    return NOT_STORED in str(error)
 
 
 @dataclass(frozen=True, slots=True)

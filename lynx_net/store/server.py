@@ -15,7 +15,7 @@ from lynx_net.aio.offload import run_blocking
 from lynx_net.errors import EntryDamagedError, LocalProtocolError, LynxError
 from lynx_net.serdes.packed import READ_AHEAD_BYTES, send_pages
 from lynx_net.store.incoming import StoredTransfer
-from lynx_net.store.messages import FIELD, Wanted
+from lynx_net.store.messages import FIELD, NOT_STORED, Wanted
 from lynx_net.store.source import EntryPages
 from lynx_net.wire.config import LinkConfig
 
@@ -119,7 +119,7 @@ class _StoreServer:
                 except BaseException:
                     await run_blocking(self.readers, source.close)
                     raise
-            request.refuse("not stored")
+            request.refuse(NOT_STORED)
         except LynxError as error:
             request.refuse(str(error))
         except Exception:

@@ -32,10 +32,14 @@ __all__ = [
     "LimitsConfig",
     "LogConfig",
     "ModelConfig",
+    "PeerConfig",
     "PrefillConfig",
+    "ReadStoreConfig",
     "SendConfig",
+    "StoreConfig",
     "UpstreamConfig",
     "WatchConfig",
+    "WriteStoreConfig",
     "add_flags",
     "read_config",
     "read_key",
@@ -45,6 +49,7 @@ __all__ = [
 
 ConfigT = TypeVar("ConfigT")
 
+_SCHEMES = ("tcp://", "tls://", "unix://", "memory://")
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -87,11 +92,9 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CacheConfig:
-    """Where the decode server takes caches over lynx_net."""
+class PeerConfig:
+    """What every lynx_net link of the servers has: who may be at its other end."""
 
-    url: str = _field("tcp://127.0.0.1:7000", "address to listen on: tcp://, tls:// or unix://")
-    advertise: str | None = _field(None, "what the prefill server is told to connect to; by default the address itself")
     key_file: str | None = _field(None, "file with the key, in hexadecimal, that both sides of a link prove to have")
     certificate: str | None = _field(None, "PEM file, for tls://: certificate and chain")
     private_key: str | None = _field(None, "PEM file: its key, if it is not in the same file")
@@ -100,7 +103,15 @@ class CacheConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SendConfig:
+class CacheConfig(PeerConfig):
+    """Where the decode server takes caches over lynx_net."""
+
+    url: str = _field("tcp://127.0.0.1:7000", "address to listen on: tcp://, tls:// or unix://")
+    advertise: str | None = _field(None, "what the prefill server is told to connect to; by default the address itself")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendConfig(PeerConfig):
     """How the prefill server sends caches."""
 
     codec: str = _field("default", "the library's default, auto, or a codec by name (docs/codec.md)")
@@ -111,11 +122,30 @@ class SendConfig:
         ("tcp://127.0.0.1:*", "tcp://localhost:*", "tcp://[[]::1]:*"),
         "patterns of the addresses that caches may be sent to",
     )
-    key_file: str | None = _field(None, "file with the key, in hexadecimal, that both sides of a link prove to have")
-    certificate: str | None = _field(None, "PEM file, for tls://: certificate and chain")
-    private_key: str | None = _field(None, "PEM file: its key, if it is not in the same file")
-    ca_file: str | None = _field(None, "PEM file, for tls://: the authorities whose certificates are believed")
-    deadline_s: float = _field(5.0, "a peer that is silent for so long is given up")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreConfig(PeerConfig):
+    """The context store (docs/store.md)."""
+
+    url: str | None = _field(None, "address of the store: tcp://, tls:// or unix://; without it none is used")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadStoreConfig(StoreConfig):
+    """The context store, whose prefixes are taken."""
+
+    answer_s: float = _field(0.5, "a store that has not answered by then is passed over")
+    arrive_s: float = _field(5.0, "a prefix that is not here whole by then is given up; the prefill server is asked")
+    rest_tokens: int = _field(256, "tokens behind a stored prefix that are computed here; more go to the prefill server")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteStoreConfig(StoreConfig):
+    """The context store, which gets the caches that are computed."""
+
+    rate: str | None = _field(None, 'limit of the link to the store, e.g. "1Gbit"')
+    waiting: int = _field(2, "computed caches that may wait for being stored; more are not stored")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +201,7 @@ class DecodeConfig:
     model: ModelConfig = ModelConfig()
     cache: CacheConfig = CacheConfig()
     prefill: UpstreamConfig = UpstreamConfig()
+    store: ReadStoreConfig = ReadStoreConfig()
     limits: DecodeLimitsConfig = DecodeLimitsConfig()
     watch: WatchConfig = WatchConfig()
     log: LogConfig = LogConfig()
@@ -178,7 +209,10 @@ class DecodeConfig:
     def __post_init__(self) -> None:
         _check_common(self.http, self.model, self.limits, self.log)
         tls_of(self.cache)
+        _check_store(self.store)
         _check(
+            (self.store.answer_s > 0 and self.store.arrive_s > 0, "store.answer_s and store.arrive_s must be positive"),
+            (self.store.rest_tokens >= 1, "store.rest_tokens must be 1 or more"),
             (self.http.stall_s > 0, "http.stall_s must be positive"),
             (
                 self.limits.new_tokens >= 1 and self.limits.drafts >= 0,
@@ -200,17 +234,21 @@ class PrefillConfig:
     http: HttpConfig = HttpConfig(port=8001)
     model: ModelConfig = ModelConfig()
     link: SendConfig = SendConfig()
+    store: WriteStoreConfig = WriteStoreConfig()
     limits: LimitsConfig = LimitsConfig()
     log: LogConfig = LogConfig()
 
     def __post_init__(self) -> None:
         _check_common(self.http, self.model, self.limits, self.log)
         tls_of(self.link)
+        _check_store(self.store)
         _check(
+            (self.store.waiting >= 1, "store.waiting must be 1 or more"),
             (self.link.deadline_s > 0, "link.deadline_s must be positive"),
             (self.link.lanes >= 1, "link.lanes must be 1 or more"),
         )
         parse_rate(self.link.rate)
+        parse_rate(self.store.rate)
         if self.link.codec_params is not None and self.link.codec in ("default", "auto"):
             raise ConfigError("link.codec_params needs a codec by name")
 
@@ -226,6 +264,14 @@ def _check_common(http: HttpConfig, model: ModelConfig, limits: LimitsConfig, lo
         (limits.context_tokens is None or limits.context_tokens >= 2, "limits.context_tokens must be 2 or more"),
         (log.format in ("json", "text"), "log.format must be json or text"),
         (log.level in ("debug", "info", "warning", "error"), "log.level must be debug, info, warning or error"),
+    )
+
+
+def _check_store(store: StoreConfig) -> None:
+    tls_of(store)
+    _check(
+        (store.url is None or store.url.startswith(_SCHEMES), "store.url must begin with tcp://, tls:// or unix://"),
+        (store.deadline_s > 0, "store.deadline_s must be positive"),
     )
 
 
@@ -361,7 +407,7 @@ def read_key(file: str | None) -> bytes | None:
         raise ConfigError(f"{file} must hold a key in hexadecimal digits") from None
 
 
-def tls_of(section: CacheConfig | SendConfig) -> TlsConfig | None:
+def tls_of(section: PeerConfig) -> TlsConfig | None:
     """The certificates of a lynx_net side; None if there are none."""
     if section.certificate is None and section.private_key is None and section.ca_file is None:
         return None

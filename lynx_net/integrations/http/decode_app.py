@@ -106,6 +106,7 @@ class DecodeServer:
             temperature=wanted.temperature,
             seed=wanted.seed,
             max_drafts=0 if wanted.repeatable else self.config.limits.drafts,
+            from_store=not wanted.repeatable,
         )
         request_id.set(job.id)
         log = self.bus.open(job.id, engine.model.name)

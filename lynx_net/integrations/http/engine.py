@@ -14,6 +14,7 @@ import aiohttp
 
 import lynx_net
 from lynx_codec import get_codec
+from lynx_net.aio.offload import run_or_withdraw
 from lynx_net.errors import LynxError
 from lynx_net.integrations.http.config import read_key, read_secrets, tls_of
 from lynx_net.integrations.http.errors import ApiError, unavailable, upstream_failed
@@ -21,6 +22,8 @@ from lynx_net.integrations.http.follow import Follower
 from lynx_net.integrations.http.models import ServedModel, load_model
 from lynx_net.integrations.http.outgoing import client_session
 from lynx_net.integrations.http.steps import StepThread
+from lynx_net.integrations.http.store_link import StoreLink
+from lynx_net.integrations.http.stored import NotFromStore, StoredPrefixes, check_shape, final_stream
 from lynx_net.integrations.http.tasks import stop_task
 from lynx_net.integrations.http.wire import PREFILL_PATH, CacheWanted
 from lynx_net.integrations.transformers import ProgressiveCache, TransformersModel
@@ -41,6 +44,14 @@ logger = logging.getLogger("lynx_net.http")
 
 OFFER_LATE_S = 5.0
 """The answer that a cache was delivered may come before the loop has seen its offer, but not by more than this."""
+
+
+DRAFTED_REST_TOKENS = 32
+"""So many tokens behind a stored prefix are computed with the first draft, and again with its verification; of more it
+pays to wait for the residuals and compute them once."""
+
+FED_TOKENS = 64
+"""Of a long rest, computed in one pass: the others that share the model wait no longer than for a verification."""
 
 
 class _Expected:
@@ -71,6 +82,7 @@ class DecodeEngine:
         self._prefill_url = config.prefill.url.rstrip("/")
         self._expected: dict[str, _Expected] = {}
         self._deliver_to = ""
+        self._prefixes: StoredPrefixes | None = None
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -87,24 +99,29 @@ class DecodeEngine:
         model = await asyncio.to_thread(load_model, config.model, config.limits.context_tokens)
         steps = StepThread()
         try:
-            async with client_session(config.prefill.ca_file, keys[:1]) as session:
+            async with contextlib.AsyncExitStack() as stack:
+                session = await stack.enter_async_context(client_session(config.prefill.ca_file, keys[:1]))
                 engine = cls(config, model, session, steps)
                 metrics.steps, metrics.caches = steps, engine.caches
                 await asyncio.wrap_future(steps.lane().submit(engine.warm_up))
-                async with lynx_net.serve(
-                    cache.url,
-                    allocate=engine.allocate,
-                    config=lynx_net.LinkConfig(deadline_s=cache.deadline_s),
-                    tls=tls_of(cache),
-                    key=read_key(cache.key_file),
-                    observers=[metrics.links],
-                ) as server:
-                    engine._deliver_to = cache.advertise or server.url
-                    taking = asyncio.create_task(engine._take(server))
-                    try:
-                        yield engine
-                    finally:
-                        await stop_task(taking)
+                server = await stack.enter_async_context(
+                    lynx_net.serve(
+                        cache.url,
+                        allocate=engine.allocate,
+                        config=lynx_net.LinkConfig(deadline_s=cache.deadline_s),
+                        tls=tls_of(cache),
+                        key=read_key(cache.key_file),
+                        observers=[metrics.links],
+                    )
+                )
+                engine._deliver_to = cache.advertise or server.url
+                taking = asyncio.create_task(engine._take(server))
+                stack.push_async_callback(stop_task, taking)
+                if config.store.url is not None:
+                    prefixes = engine._prefixes = StoredPrefixes(config.store, model.fingerprint, metrics)
+                    link = StoreLink(config.store, allocate=prefixes.allocate, observer=metrics.links)
+                    metrics.store = prefixes.store = await stack.enter_async_context(link.open())
+                yield engine
         finally:
             await asyncio.to_thread(steps.close)
 
@@ -141,32 +158,64 @@ class DecodeEngine:
             ApiError: the cache could not be had.
         """
         layout = self.model.layout(len(job.prompt) - 1)
-        cache = await asyncio.to_thread(ProgressiveCache, layout, room=job.max_new_tokens + 1, dtype=self.model.dtype)
-        self.caches.add(cache)
+        cache = await self._room(job, layout)
+        if self._prefixes is not None and job.from_store and layout.tokens:
+            try:
+                async with (
+                    self._prefixes.prefix(job, cache, layout, log) as transfer,
+                    aclosing(self._decoded(job, cache, transfer, log)) as events,
+                ):
+                    async for event in events:
+                        yield event
+                return
+            except NotFromStore as missed:
+                if missed.outcome in ("slow", "failed"):
+                    cache = await self._room(job, layout)  # something may yet be written to the other one
         try:
             async with (
                 self._arriving(job, cache, layout) as transfer,
-                Follower.of(transfer, log, self.model.decode, job.prompt) as follower,
+                aclosing(self._decoded(job, cache, transfer, log)) as events,
             ):
-                events = decode(
-                    TransformersModel(self.model.model, cache),
-                    transfer,
-                    prompt_tail=job.prompt[-1:],
-                    max_new_tokens=job.max_new_tokens,
-                    temperature=job.temperature,
-                    seed=job.seed,
-                    stop_tokens=self.model.stop_tokens,
-                    max_drafts=job.max_drafts,
-                    executor=self.steps.lane(),
-                )
-                async with aclosing(events):
-                    async for event in events:
-                        follower.tell(event)
-                        yield event
+                async for event in events:
+                    yield event
         except ApiError:
             raise
         except LynxError as error:
             raise upstream_failed(f"the cache did not arrive: {error}") from error
+
+    async def _room(self, job: Job, layout: lynx_net.CacheLayout) -> ProgressiveCache:
+        """Memory for the cache of a prompt and its answer."""
+        cache = await asyncio.to_thread(ProgressiveCache, layout, room=job.max_new_tokens + 1, dtype=self.model.dtype)
+        self.caches.add(cache)
+        return cache
+
+    async def _decoded(
+        self, job: Job, cache: ProgressiveCache, transfer: lynx_net.IncomingTransfer, log: RequestLog
+    ) -> AsyncGenerator[Event, None]:
+        """Decode from an arriving cache, of all tokens of the prompt but the last, or of fewer."""
+        model, lane = TransformersModel(self.model.model, cache), self.steps.lane()
+        rest = job.prompt[transfer.offer.layout.tokens :]
+        async with Follower.of(transfer, log, self.model.decode, job.prompt) as follower:
+            if len(rest) > DRAFTED_REST_TOKENS:
+                await final_stream(transfer)
+                for first in range(0, len(rest) - 1, FED_TOKENS):
+                    await run_or_withdraw(lane, model.feed, rest[first : min(first + FED_TOKENS, len(rest) - 1)])
+                rest = rest[-1:]
+            events = decode(
+                model,
+                transfer,
+                prompt_tail=rest,
+                max_new_tokens=job.max_new_tokens,
+                temperature=job.temperature,
+                seed=job.seed,
+                stop_tokens=self.model.stop_tokens,
+                max_drafts=job.max_drafts,
+                executor=lane,
+            )
+            async with aclosing(events):
+                async for event in events:
+                    follower.tell(event)
+                    yield event
 
     @contextlib.asynccontextmanager
     async def _arriving(
@@ -221,10 +270,9 @@ class DecodeEngine:
         expected = self._expected.get(offer.request_id)
         if expected is None:
             raise LynxError(f"nobody waits for a cache of request {offer.request_id!r}")
-        theirs, ours = offer.layout, expected.layout
-        for name in ("layers", "tokens", "heads", "key_size", "value_size"):
-            if getattr(theirs, name) != getattr(ours, name):
-                raise LynxError(f"{name}: the cache has {getattr(theirs, name)}, the model here {getattr(ours, name)}")
+        check_shape(offer.layout, expected.layout)
+        if offer.layout.tokens != expected.layout.tokens:
+            raise LynxError(f"the cache has {offer.layout.tokens} tokens, not {expected.layout.tokens}")
         return expected.cache
 
     async def _take(self, server: lynx_net.KVServer) -> None:

@@ -15,6 +15,8 @@ class Job:
         id: of the request.
         prompt: its tokens, at least one.
         max_new_tokens, temperature, seed, max_drafts: as for `speculation.decode`.
+        from_store: its prefix may come from the store. A cache from there is another one than that which is computed
+            for this prompt, and what is stored changes.
     """
 
     id: str
@@ -23,3 +25,4 @@ class Job:
     temperature: float
     seed: int
     max_drafts: int
+    from_store: bool

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from lynx_net.integrations.http.admission import Admission
     from lynx_net.integrations.http.generation import Finished
     from lynx_net.integrations.http.steps import StepThread
+    from lynx_net.integrations.http.store_link import StoreLink
+    from lynx_net.integrations.http.storing import StoreWriter
 
 __all__ = ["HTTP_METRICS", "ServerMetrics"]
 
@@ -45,6 +47,22 @@ HTTP_METRICS: tuple[Metric, ...] = (
     Metric("lynx_net_http_model_steps_total", "counter", (), "Forward passes."),
     Metric("lynx_net_http_model_steps_waiting", "gauge", (), "Forward passes that wait for the model's thread."),
     Metric("lynx_net_http_caches", "gauge", (), "Caches in the memory of the decode server."),
+    Metric(
+        "lynx_net_http_store_lookups_total",
+        "counter",
+        ("outcome",),
+        "Requests that looked for a prefix in the store: hit, miss, down, slow or failed.",
+    ),
+    Metric("lynx_net_http_store_answer_seconds", "histogram", (), "From asking the store to its answer, or to giving up."),
+    Metric("lynx_net_http_store_tokens_total", "counter", (), "Tokens of prompts whose cache came from the store."),
+    Metric(
+        "lynx_net_http_store_puts_total",
+        "counter",
+        ("outcome",),
+        "Computed caches, by what became of them at the store: stored, known, dropped, down or failed.",
+    ),
+    Metric("lynx_net_http_store_puts_waiting", "gauge", (), "Computed caches that wait for the store or go there."),
+    Metric("lynx_net_http_store_up", "gauge", (), "1 if there is a link to the store."),
     Metric("lynx_net_http_tasks", "gauge", (), "Tasks of the event loop."),
     Metric("process_resident_memory_bytes", "gauge", (), "Resident memory of the process; Linux."),
     Metric("process_open_fds", "gauge", (), "Open file descriptors of the process; Linux."),
@@ -59,12 +77,15 @@ class ServerMetrics:
         links: an observer to give to `connect` and `serve`.
         steps: the model's thread, once there is one.
         caches: those of the decode server that are not yet freed.
+        store, writer: the link to the store, if one is configured, and what writes to it.
     """
 
     def __init__(self, admission: Admission) -> None:
         self.links = Metrics()
         self.steps: StepThread | None = None
         self.caches: weakref.WeakSet[object] = weakref.WeakSet()
+        self.store: StoreLink | None = None
+        self.writer: StoreWriter | None = None
         self._admission = admission
         self._values: Values = {metric.name: defaultdict(float) for metric in HTTP_METRICS}
         self._histograms: dict[str, dict[Labels, Histogram]] = {
@@ -97,6 +118,19 @@ class ServerMetrics:
             further_s = (answer.total_s - answer.ttft_s) / (answer.completion_tokens - 1)
             self._observe("lynx_net_http_token_seconds", further_s)
 
+    def looked_up(self, outcome: str, tokens: int) -> None:
+        """A request has its prefix of so many tokens from the store, or goes on without it."""
+        self._add("lynx_net_http_store_lookups_total", 1, (("outcome", outcome),))
+        self._add("lynx_net_http_store_tokens_total", tokens)
+
+    def store_answered(self, took_s: float) -> None:
+        """The store has said what it has, or was given up."""
+        self._observe("lynx_net_http_store_answer_seconds", took_s)
+
+    def put(self, outcome: str) -> None:
+        """A computed cache is in the store, or will not be."""
+        self._add("lynx_net_http_store_puts_total", 1, (("outcome", outcome),))
+
     def text(self) -> str:
         """Everything, as `observe.prometheus.CONTENT_TYPE` says."""
         now = {
@@ -104,6 +138,8 @@ class ServerMetrics:
             "lynx_net_http_requests_queued": self._admission.queued,
             "lynx_net_http_caches": len(self.caches),
             "lynx_net_http_tasks": len(asyncio.all_tasks()),
+            "lynx_net_http_store_up": self.store is not None and self.store.link is not None,
+            "lynx_net_http_store_puts_waiting": 0 if self.writer is None else self.writer.waiting,
             **_process(),
         }
         if self.steps is not None:

@@ -19,6 +19,8 @@ from lynx_net.integrations.http.errors import bad_request
 from lynx_net.integrations.http.links import LinkPool
 from lynx_net.integrations.http.models import ServedModel, load_model
 from lynx_net.integrations.http.steps import StepThread
+from lynx_net.integrations.http.store_link import StoreLink
+from lynx_net.integrations.http.storing import Stored, StoreWriter
 from lynx_net.integrations.http.wire import PREFILL_QUEUE_S, PREFILL_S, CacheWanted, Delivered
 from lynx_net.integrations.scores import SCORE_QUERIES
 from lynx_net.integrations.transformers import Prefilled, prefill
@@ -41,6 +43,7 @@ class PrefillEngine:
         self._targets = config.link.targets
         self._coding = _coding(config)
         self._links = links
+        self._writer: StoreWriter | None = None
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -65,10 +68,14 @@ class PrefillEngine:
         try:
             engine = cls(config, model, steps, links)
             await asyncio.wrap_future(steps.lane().submit(engine.warm_up))
-            try:
+            async with contextlib.AsyncExitStack() as stack:
+                stack.push_async_callback(links.close)
+                if config.store.url is not None:
+                    store = StoreLink(config.store, rate=config.store.rate, observer=metrics.links)
+                    metrics.store = await stack.enter_async_context(store.open())
+                    writer = StoreWriter(store, model.fingerprint, engine._coding, config.store.waiting, metrics)
+                    engine._writer = metrics.writer = await stack.enter_async_context(writer.open())
                 yield engine
-            finally:
-                await links.close()
         finally:
             await asyncio.to_thread(steps.close)
 
@@ -110,15 +117,20 @@ class PrefillEngine:
         computed_s = time.monotonic()
         layout = self.model.layout(len(wanted.tokens) - 1)
         assert made.scores is not None
-        async with link.send(
-            wanted.request_id,
-            layout,
-            fine=lynx_net.fine_tokens(layout, made.scores[:, :-1]),
-            meta={PREFILL_QUEUE_S: began_s - asked_s, PREFILL_S: computed_s - began_s},
-            **self._coding,
-        ) as transfer:
-            for layer, (keys, values) in enumerate(zip(made.keys, made.values, strict=True)):
-                await transfer.write(layer, keys[:-1], values[:-1])
+        fine = lynx_net.fine_tokens(layout, made.scores[:, :-1])
+        try:
+            async with link.send(
+                wanted.request_id,
+                layout,
+                fine=fine,
+                meta={PREFILL_QUEUE_S: began_s - asked_s, PREFILL_S: computed_s - began_s},
+                **self._coding,
+            ) as transfer:
+                for layer, (keys, values) in enumerate(zip(made.keys, made.values, strict=True)):
+                    await transfer.write(layer, keys[:-1], values[:-1])
+        finally:  # it is computed, also if nobody waits for it any more
+            if self._writer is not None and layout.tokens:
+                self._writer.put(Stored(wanted.request_id, wanted.tokens, layout, made, fine))
         return Delivered(
             codec=transfer.offer.codec,
             sent_bytes=transfer.stats.total_bytes,
