@@ -205,7 +205,17 @@ class Reference:
         tokens = served.encode(prompt) if isinstance(prompt, str) else served.encode_chat(prompt)
         return served.decode(self.tokens(tokens, count, **coding))
 
-    async def _tokens(self, prompt: list[int], count: int, coding: dict[str, Any]) -> list[int]:
+    def text_from(self, stored: str, prompt: str, count: int, **coding: Any) -> str:
+        """The text after a prompt whose first tokens are taken from the cache of another one, and the rest computed."""
+        computed, whole = self.served.encode(stored)[:-1], self.served.encode(prompt)
+        common = next((i for i, (a, b) in enumerate(zip(computed, whole, strict=False)) if a != b), len(computed))
+        common = min(common, len(whole) - 1)
+        tokens = asyncio.run(self._tokens(self.served.encode(stored), count, coding, (common, whole[common:])))
+        return self.served.decode(tokens)
+
+    async def _tokens(
+        self, prompt: list[int], count: int, coding: dict[str, Any], other: tuple[int, list[int]] | None = None
+    ) -> list[int]:
         import lynx_net
         from lynx_net.integrations.scores import SCORE_QUERIES
         from lynx_net.integrations.transformers import ProgressiveCache, TransformersModel, prefill
@@ -216,7 +226,8 @@ class Reference:
         layout = self.served.layout(len(prompt) - 1)
         assert made.scores is not None
         coding = {"fine": lynx_net.fine_tokens(layout, made.scores[:, :-1]), **coding}
-        cache = ProgressiveCache(layout, room=count + 1)
+        kept, rest = other or (layout.tokens, prompt[-1:])
+        cache = ProgressiveCache(layout, room=count + len(rest))
         async with (
             lynx_net.serve("memory://reference", allocate=lambda offer: cache) as server,
             lynx_net.connect(server.url) as link,
@@ -225,4 +236,5 @@ class Reference:
             for layer, (keys, values) in enumerate(zip(made.keys, made.values, strict=True)):
                 await transfer.write(layer, keys[:-1], values[:-1])
         stop = self.served.stop_tokens
-        return decode_plain(TransformersModel(model, cache), prompt[-1:], max_new_tokens=count, stop_tokens=stop)
+        cache.truncate(kept)
+        return decode_plain(TransformersModel(model, cache), rest, max_new_tokens=count, stop_tokens=stop)

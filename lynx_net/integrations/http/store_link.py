@@ -70,21 +70,27 @@ class StoreLink:
     async def _keep(self) -> None:
         pause_s, said = FIRST_PAUSE_S, ""
         while True:
-            try:
-                async with self._connect() as link:
-                    self._link = link
-                    self._tried.set()
-                    logger.info("the store at %s is there", self._url)
-                    pause_s, said = FIRST_PAUSE_S, ""
-                    await link.closed()
-                why = str(link.error)
-            except LynxError as error:
-                why = str(error)
-            finally:
-                self._link = None
-                self._tried.set()
+            was_up, why = await self._up()
+            if was_up:
+                pause_s, said = FIRST_PAUSE_S, ""
             if why != said:  # one line for each reason, not for each try
                 logger.warning("the store at %s is away: %s", self._url, why)
                 said = why
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    async def _up(self) -> tuple[bool, str]:
+        """One try: whether there was a link, and why there is none any more. Holds nothing of a link that has ended."""
+        was_up = False
+        try:
+            async with self._connect() as link:
+                self._link, was_up = link, True
+                self._tried.set()
+                logger.info("the store at %s is there", self._url)
+                await link.closed()
+                return was_up, str(link.error)
+        except LynxError as error:
+            return was_up, str(error)
+        finally:
+            self._link = None
+            self._tried.set()

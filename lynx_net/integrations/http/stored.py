@@ -128,7 +128,7 @@ class StoredPrefixes:
             outcome, stored = missed.outcome, 0
             log.publish("store", outcome=outcome, reason=str(missed))
             level = logging.DEBUG if outcome == "miss" else logging.WARNING
-            logger.log(level, "without the store (%s): %s", outcome, missed)
+            logger.log(level, "without the store (%s): %s", outcome, str(missed))  # not the error, which holds a cache
             raise
         finally:
             self._metrics.looked_up(outcome, stored)

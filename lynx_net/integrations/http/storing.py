@@ -70,6 +70,7 @@ class StoreWriter:
         self._limit = waiting
         self._metrics = metrics
         self._waiting: deque[Stored] = deque()
+        self._busy = False
         self._more = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -92,7 +93,7 @@ class StoreWriter:
     @property
     def waiting(self) -> int:
         """Caches that wait or are being stored."""
-        return len(self._waiting) + (not self._idle.is_set() and not self._waiting)
+        return len(self._waiting) + self._busy
 
     def put(self, cache: Stored) -> None:
         """Store a cache some time, or not at all. Returns at once."""
@@ -109,12 +110,13 @@ class StoreWriter:
             await self._more.wait()
             self._more.clear()
             while self._waiting:
-                cache = self._waiting.popleft()
+                cache, self._busy = self._waiting.popleft(), True
                 token = request_id.set(cache.request_id)
                 try:
                     self._metrics.put(await self._write(cache))
                 finally:
                     request_id.reset(token)
+                    self._busy = False
                 del cache  # it is large, and the next one may not come for hours
             self._idle.set()
 
@@ -133,7 +135,7 @@ class StoreWriter:
         except LynxError as error:
             if is_already_stored(error):
                 return "known"
-            logger.warning("not stored: %s", error)
+            logger.warning("not stored: %s", str(error))  # not the error, which holds a cache
             return "failed"
         logger.info("stored", extra={"fields": {"tokens": cache.layout.tokens}})
         return "stored"
