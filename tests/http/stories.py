@@ -125,6 +125,23 @@ def story(
     return events
 
 
+def stored(*, fails: bool = False) -> list[dict[str, Any]]:
+    """A request whose prefix comes from the store, with a long rest; or whose transfer from there fails in mid-way."""
+    hit = {"type": "store", "at_s": 0.05, "outcome": "hit", "tokens": 1100, "rest": 100, "writing": False}
+    begin, *end = story(drafts=() if not fails else DRAFTS)
+    started, offer, *end = end
+    from_store = offer | {"at_s": 0.06, "tokens": 1100, "prefill_s": None, "prefill_queue_s": None}
+    if fails:
+        early = [
+            {"type": "progress", "at_s": 0.1, "streams": [1000, 0], "layers": [1, 0], "lanes": [1000, 0, 0, 0]},
+            {"type": "store", "at_s": 0.2, "outcome": "failed", "reason": "its transfer failed: cut"},
+        ]
+        return [begin, started, hit, from_store, *early, offer, *end]
+    first = next(index for index, event in enumerate(end) if event["type"] == "commit")
+    rest = {"type": "rest", "at_s": end[first]["at_s"] - 0.01, "tokens": 99}
+    return [begin, started, hit, from_store, *end[:first], rest, *end[first:]]
+
+
 class Teller:
     """Publishes a story on a bus, as far as it is told to."""
 

@@ -14,7 +14,7 @@ import openai
 import pytest
 from browserkit import chromium, find_chromium, open_page
 from httpkit import changed, free_ports, local_pair
-from stories import STREAMS, Teller, story
+from stories import STREAMS, Teller, story, stored
 
 from lynx_net.integrations.http.config import DecodeConfig
 from lynx_net.integrations.http.decode_app import DecodeServer
@@ -137,10 +137,8 @@ async def test_a_request_from_its_arrival_to_its_end(page):
             "Decoding",
         ]
         assert rows[1] == "Anchor: from 0.52 s to 1.06 s"
-        figures = await page.run(
-            "Object.fromEntries([...document.querySelectorAll('#figures div')]"
-            ".map((one) => [one.firstChild.textContent, one.lastChild.textContent]))"
-        )
+        figures = await page.run(FIGURES)
+        assert "From the store" not in figures
         assert figures["Drafts accepted"] == "4 of 7"
         assert figures["Final tokens"] == "16 of 64"
         await page.until("document.getElementById('spoken').textContent.includes('16 tokens')")
@@ -149,6 +147,39 @@ async def test_a_request_from_its_arrival_to_its_end(page):
         assert "shorter wavelengths of sunlight" in words
         assert "dust" not in words
         assert await page.run("document.getElementById('text').closest('[aria-live]')") is None
+    assert page.problems == []
+
+
+FIGURES = """Object.fromEntries([...document.querySelectorAll('#figures div')]
+  .map((one) => [one.firstChild.textContent, one.lastChild.textContent]))"""
+ROWS = "[...document.querySelectorAll('.track')].map((one) => one.ariaLabel.split(':')[0])"
+
+
+async def test_a_prefix_from_the_store(page):
+    async with watched() as (server, url):
+        await page.go(url)
+        telling = Teller(server.bus, "chatcmpl-aaaaaa", stored())
+        telling.tell("progress")
+        await page.until("document.getElementById('state').textContent", "the stored prefix is arriving")
+        telling.tell("ready", 2)
+        words = "the stored prefix is here, the rest is being computed"
+        await page.until("document.getElementById('state').textContent", words)
+        telling.tell()
+        await page.until("document.getElementById('state').textContent", "finished")
+        assert (await page.run(FIGURES))["From the store"] == "1100 tokens"
+        assert (await page.run(ROWS))[:4] == ["Store", "Anchor", "Residual", "Rest"]
+
+        telling = Teller(server.bus, "chatcmpl-bbbbbb", stored(fails=True))
+        telling.tell("store", 2)
+        await choose(page, "chatcmpl-bbbbbb")
+        await page.until("document.getElementById('state').textContent", "the prompt is being computed")
+        telling.tell()
+        await page.until("document.getElementById('state').textContent", "finished")
+        assert (await page.run(FIGURES))["From the store"] == "failed"
+        assert (await page.run(ROWS))[:3] == ["Prefill", "Anchor", "Residual"]
+        assert (await page.run(METERS))["Residual"] == 100
+        await page.look(360, 740)
+        assert await page.run("document.documentElement.scrollWidth") == 360
     assert page.problems == []
 
 

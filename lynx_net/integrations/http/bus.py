@@ -13,14 +13,20 @@ and further ones by type, in the order in which they come:
     request    endpoint ("/v1/..."), model, prompt (the last 2,000 characters of its text), prompt_tokens,
                max_tokens, temperature, stream, drafts (whether the client sees them)
     queued     position (0 is next); only if it has to wait for its turn
-    started    queue_s; its turn has come and the prefill server was asked
+    started    queue_s; its turn has come, and the store or the prefill server was asked
+    store      outcome ("hit", or why it goes on without the store: "miss", "down", "slow", "failed", with reason: text).
+               After "hit", tokens (of the stored prefix), rest (the prompt's tokens behind it, the last one included),
+               writing (the store is still getting it); another outcome may follow, if the transfer then fails
     offer      codec, tokens, layers, lanes (their number), streams: [{"name", "bytes"}], where bytes is the expected
                size of the stream (the largest possible one of an exact stream); prefill_queue_s, prefill_s: what the
-               prefill server took. The cache begins to arrive.
+               prefill server took, null if it comes from the store. The cache begins to arrive. A second one follows
+               if that from the store does not arrive; drafts have been retracted then
     progress   streams: [bytes arrived of each], layers: [layers ready with each stream], lanes: [bytes arrived
                on each lane of the link since the offer was seen; other requests share the lanes]. Some times a
                second while it arrives, and once more when it is complete
     ready      stream (number), name ("anchor", "residual", ...): the whole cache is decoded with streams 0 to this one
+    rest       tokens: so many behind a stored prefix, all but the prompt's last, are computed. Of a short rest there is
+               no such event: it is computed with the first draft
     draft      index (position in the text's tokens, from 0), token, text: tentative
     retract    count: the last `count` drafts are void
     commit     index (of the first), tokens, texts (one for each token), accepted: final tokens; the first `accepted`

@@ -200,6 +200,7 @@ class DecodeEngine:
                 await final_stream(transfer)
                 for first in range(0, len(rest) - 1, FED_TOKENS):
                     await run_or_withdraw(lane, model.feed, rest[first : min(first + FED_TOKENS, len(rest) - 1)])
+                log.publish("rest", tokens=len(rest) - 1)
                 rest = rest[-1:]
             events = decode(
                 model,

@@ -43,6 +43,11 @@ def _phases(log: RequestLog, now_s: float) -> Iterator[dict[str, Any]]:
     fields = {name: value for name, value in log.events[0].items() if name not in ("type", "seq", "at_s", "time")}
     last = {"last": log.events[-1]["type"]} if log.ended else {}
     yield phase("request", "request", log.started_s, ended_s, fields | last)
+    for event in log.events:
+        if event["type"] in ("store", "rest"):
+            about = {name: value for name, value in event.items() if name not in ("type", "request", "seq", "at_s", "time")}
+            words = f"store: {event['outcome']}" if event["type"] == "store" else "rest of the prompt computed"
+            yield instant(words, log.started_s + event["at_s"], about)
     steps = [("waits for a place", log.started_s)]
     for name, kind in (("waits for the cache", "started"), ("waits for a final token", "offer"), ("decodes", "first")):
         if kind in at_s:

@@ -180,6 +180,7 @@ function list(id, time, state) {
   one.input.parentElement.dataset.state = state;
 }
 
+const NOT_STORED = { miss: "not there", down: "no link", slow: "too slow", failed: "failed" };
 const WORDS = { running: "running", done: "finished", error: "failed", cancelled: "client left" };
 
 function forget(id) {
@@ -272,7 +273,7 @@ function askForKey() {
 class Story {
   constructor(id) {
     this.id = id;
-    this.request = this.started = this.offer = this.progress = this.first = this.last = null;
+    this.request = this.started = this.store = this.rest = this.offer = this.progress = this.first = this.last = null;
     this.position = null;
     this.streams = []; // {name, bytes, from_s, ready_s}
     this.tokens = []; // {text, state, from_s, at_s}, in the order of the text
@@ -300,8 +301,11 @@ class Story {
       case "request": this.request = event; break;
       case "queued": this.position = event.position; break;
       case "started": this.started = event; break;
-      case "offer":
+      case "store": this.store = event; break;
+      case "rest": this.rest = event; break;
+      case "offer": // a second one, from the prefill server, if the store's did not arrive
         this.offer = event;
+        this.progress = null;
         this.streams = event.streams.map((one) => ({ ...one, got: 0, layers: 0, from_s: null, ready_s: null }));
         break;
       case "progress": this.arrived(event); break;
@@ -337,7 +341,7 @@ class Story {
   /** When what a token needed was there: the token before it, or else the cache. */
   since(stream) {
     const before = this.tokens.findLast((token) => token.state !== "retracted");
-    return Math.max(before?.at_s ?? 0, this.commits.at(-1)?.at_s ?? 0, stream?.ready_s ?? this.offer?.at_s ?? 0);
+    return Math.max(before?.at_s ?? 0, this.commits.at(-1)?.at_s ?? 0, this.rest?.at_s ?? 0, stream?.ready_s ?? this.offer?.at_s ?? 0);
   }
 
   draft(event) {
@@ -370,6 +374,10 @@ class Story {
     this.committed += event.tokens.length;
   }
 
+  fromStore() {
+    return this.store?.outcome === "hit";
+  }
+
   state() {
     if (this.lost && !this.last) return ["lost", "the server no longer has this request"];
     const ready = this.streams.findLast((one) => one.ready_s !== null);
@@ -379,9 +387,12 @@ class Story {
       case "cancelled": return ["cancelled", "the client left"];
     }
     if (this.committed) return ["running", "decoding"];
-    if (ready && ready === this.streams.at(-1)) return ["running", "the cache is here"];
+    if (ready && ready === this.streams.at(-1)) {
+      return ["running", this.fromStore() && this.store.rest > 1 ? "the stored prefix is here, the rest is being computed" : "the cache is here"];
+    }
     if (ready) return ["running", `drafting; the ${this.streams[this.streams.indexOf(ready) + 1].name} stream is on its way`];
-    if (this.offer) return ["running", "the cache is arriving"];
+    if (this.store && !this.fromStore() && this.store.at_s > (this.offer?.at_s ?? 0)) return ["running", "the prompt is being computed"];
+    if (this.offer) return ["running", this.fromStore() ? "the stored prefix is arriving" : "the cache is arriving"];
     if (this.started) return ["running", "the prompt is being computed"];
     if (this.position !== null) return ["running", `waiting for its turn, ${this.position} before it`];
     return ["running", "arrived"];
@@ -470,6 +481,7 @@ function drawHead(story) {
   const figures = [
     ["First token", story.first && seconds(story.first.ttft_s)],
     ["Prompt", `${request.prompt_tokens} tokens`],
+    ...(story.store ? [["From the store", story.fromStore() ? `${story.store.tokens} tokens` : NOT_STORED[story.store.outcome]]] : []),
     ["Final tokens", `${story.committed} of ${request.max_tokens}`],
     ["Drafts accepted", story.drafted && (story.committed || story.last) ? `${story.accepted} of ${story.drafted}` : null],
     ["Decoding", further > 0 && after ? `${(after / further).toPrecision(2)} tokens/s` : null],
@@ -528,14 +540,15 @@ function drawTime(story) {
   if (story.started) {
     const computed_s = Math.min(story.offer?.prefill_s ?? offer_s - start_s, offer_s - start_s);
     prefill.push({ kind: "waits", from_s: start_s, to_s: offer_s - computed_s });
-    prefill.push({ kind: "prefill", from_s: offer_s - computed_s, to_s: offer_s });
+    prefill.push({ kind: story.fromStore() ? "waits" : "prefill", from_s: offer_s - computed_s, to_s: offer_s });
   }
-  rows.push(["Prefill", prefill, offer_s]);
+  rows.push([story.fromStore() ? "Store" : "Prefill", prefill, offer_s]);
   story.streams.forEach((stream, index) => {
     const bars = stream.from_s === null ? [] : [{ kind: `stream-${index}`, from_s: stream.from_s, to_s: stream.ready_s ?? now_s }];
     rows.push([capital(stream.name), bars, stream.ready_s]);
   });
   if (!story.streams.length) rows.push(["Anchor", [], null], ["Residual", [], null]);
+  if (story.rest) rows.push(["Rest", [{ kind: "prefill", from_s: story.streams.at(-1).ready_s, to_s: story.rest.at_s }], story.rest.at_s]);
   const drafts = story.tokens.filter((token) => token.was === "draft");
   rows.push(["Drafts", drafts.map((token) => ({ kind: `token ${token.state}`, from_s: token.from_s, to_s: token.at_s })), drafts.at(-1)?.at_s]);
   const verified = story.verified ? [{ kind: "verification", from_s: story.verified.from_s, to_s: story.verified.at_s }] : [];
