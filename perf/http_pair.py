@@ -75,11 +75,11 @@ class Servers:
     def running(cls, model: str, rate: str, at_once: int) -> Iterator[Servers]:
         """Start them on free ports; leaving the block ends them, and fails if either does not end well."""
         common = ("--model-name", model, "--http-port", "0", "--log-level", "warning")
-        with _server("prefill-server", *common, "--link-rate", rate) as prefill:
+        with server_process("prefill-server", *common, "--link-rate", rate) as prefill:
             own = ("--cache-url", "tcp://127.0.0.1:0", "--prefill-url", prefill, "--limits-running", str(at_once))
-            with _server("decode-server", *common, *own) as decode:
+            with server_process("decode-server", *common, *own) as decode:
                 deadline_s = time.monotonic() + START_S
-                while not _is_ready(decode):
+                while not is_ready(decode):
                     if time.monotonic() > deadline_s:
                         raise SystemExit(f"the servers are not ready after {START_S:g} s")
                     time.sleep(0.1)
@@ -89,7 +89,7 @@ class Servers:
         """Metrics of both once nothing is under way."""
         deadline_s = time.monotonic() + SETTLE_S
         while True:
-            found = {"decode": _metrics(self.decode), "prefill": _metrics(self.prefill)}
+            found = {"decode": metrics_of(self.decode), "prefill": metrics_of(self.prefill)}
             left = {
                 f"{side} {name}": metrics[name]
                 for side, metrics in found.items()
@@ -104,7 +104,7 @@ class Servers:
 
 
 @contextlib.contextmanager
-def _server(*arguments: str) -> Iterator[str]:
+def server_process(*arguments: str) -> Iterator[str]:
     """A server process and its URL."""
     process = subprocess.Popen(
         [sys.executable, "-m", "lynx_net", *arguments],
@@ -125,7 +125,7 @@ def _server(*arguments: str) -> Iterator[str]:
         raise SystemExit(f"{arguments[0]} ended with code {process.returncode}")
 
 
-def _is_ready(url: str) -> bool:
+def is_ready(url: str) -> bool:
     try:
         with urllib.request.urlopen(f"{url}/health/ready", timeout=5):
             return True
@@ -133,7 +133,7 @@ def _is_ready(url: str) -> bool:
         return False
 
 
-def _metrics(url: str) -> dict[str, float]:
+def metrics_of(url: str) -> dict[str, float]:
     with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
         lines = [line.rpartition(" ") for line in answer.read().decode().splitlines() if not line.startswith("#")]
     return {name: float(value) for name, _, value in lines}
