@@ -1,14 +1,14 @@
 """What a context store is worth to a client of the HTTP pair: `python -m perf.http_store --json FILE`.
 
-A store, a prefill server and a decode server run as processes; both links are paced to `--rate`. Each round has a prompt
-of its own and asks for it three times, by /v1/completions:
+A store, a prefill server and a decode server run as processes; both links are paced to `--rate`. Each round has a
+prompt of its own and asks for it three times, by /v1/completions:
 
     computed  the store does not have it: the prefill server computes it, and stores it behind the answer
     stored    the same prompt again: all but its last token comes from the store
     longer    the same prompt with `--rest` other tokens in the place of its last one, which the decode server computes
 
-Before each the pair is idle and the page cache is told to drop the store's files. The times are those of the client, from
-its request to the first piece of final text. `stored` must give the same text as `computed`, and each request must
+Before each the pair is idle and the page cache is told to drop the store's files. The times are those of the client,
+from its request to the first piece of final text. `stored` must give the same text as `computed`, and each request must
 have found in the store what it should have: else the exit code is 1.
 """
 
@@ -97,7 +97,7 @@ async def measure(arguments: argparse.Namespace, model: str, folder: Path) -> di
             server_process("prefill-server", *common, "--link-rate", arguments.rate) as prefill,
             server_process(
                 *("decode-server", *common, "--cache-url", "tcp://127.0.0.1:0", "--prefill-url", prefill),
-                *("--store-rest-tokens", str(arguments.rest)),
+                *("--store-rest-tokens", str(arguments.rest), "--store-answer-s", "60", "--store-arrive-s", "60"),
             ) as decode,
         ):
             deadline_s = time.monotonic() + START_S

@@ -14,7 +14,7 @@ import openai
 import pytest
 from browserkit import chromium, find_chromium, open_page
 from httpkit import changed, free_ports, local_pair
-from stories import STREAMS, Teller, story, stored
+from stories import STREAMS, Teller, stored, story
 
 from lynx_net.integrations.http.config import DecodeConfig
 from lynx_net.integrations.http.decode_app import DecodeServer

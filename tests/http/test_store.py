@@ -18,7 +18,9 @@ from lynx_net.store import ContextStore, LocalStorage, serve_store
 
 PROMPT = "It was a bright cold day in April, and the clocks were striking thirteen. " * 9
 LITTLE_LONGER = PROMPT[:-1] + ", Winston Smith"
-LONGER = PROMPT[:-1] + ", his chin nuzzled into his breast in an effort to escape the vile wind, slipped quickly in. " * 2
+LONGER = (
+    PROMPT[:-1] + ", his chin nuzzled into his breast in an effort to escape the vile wind, slipped quickly in. " * 2
+)
 MUCH_LONGER = LONGER + " Winston Smith" * 12
 TOKENS = 12
 OUTCOMES = ("hit", "miss", "down", "slow", "failed", "stored", "known", "dropped")
@@ -129,7 +131,9 @@ async def test_servers_start_and_answer_without_their_store_and_find_it_later(ti
         await until(lambda: puts(running) == {"down": 1})
         assert lookups(running) == {"down": 1}
         async with serve_store(url, store):
-            await until(lambda: running.decode.service.metrics.store.link and running.prefill.service.metrics.store.link)
+            await until(
+                lambda: running.decode.service.metrics.store.link and running.prefill.service.metrics.store.link
+            )
             assert await complete(client) == expected
             await until(lambda: puts(running) == {"down": 1, "stored": 1})
             assert await complete(client) == expected

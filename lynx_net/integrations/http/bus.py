@@ -14,7 +14,7 @@ and further ones by type, in the order in which they come:
                max_tokens, temperature, stream, drafts (whether the client sees them)
     queued     position (0 is next); only if it has to wait for its turn
     started    queue_s; its turn has come, and the store or the prefill server was asked
-    store      outcome ("hit", or why it goes on without the store: "miss", "down", "slow", "failed", with reason: text).
+    store      outcome ("hit"; or "miss", "down", "slow" or "failed", with reason, a text: it goes on without it).
                After "hit", tokens (of the stored prefix), rest (the prompt's tokens behind it, the last one included),
                writing (the store is still getting it); another outcome may follow, if the transfer then fails
     offer      codec, tokens, layers, lanes (their number), streams: [{"name", "bytes"}], where bytes is the expected

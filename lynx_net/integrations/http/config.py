@@ -137,7 +137,9 @@ class ReadStoreConfig(StoreConfig):
 
     answer_s: float = _field(0.5, "a store that has not answered by then is passed over")
     arrive_s: float = _field(5.0, "a prefix that is not here whole by then is given up; the prefill server is asked")
-    rest_tokens: int = _field(256, "tokens behind a stored prefix that are computed here; more go to the prefill server")
+    rest_tokens: int = _field(
+        256, "tokens behind a stored prefix that are computed here; more go to the prefill server"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,7 +53,9 @@ HTTP_METRICS: tuple[Metric, ...] = (
         ("outcome",),
         "Requests that looked for a prefix in the store: hit, miss, down, slow or failed.",
     ),
-    Metric("lynx_net_http_store_answer_seconds", "histogram", (), "From asking the store to its answer, or to giving up."),
+    Metric(
+        "lynx_net_http_store_answer_seconds", "histogram", (), "From asking the store to its answer, or to giving up."
+    ),
     Metric("lynx_net_http_store_tokens_total", "counter", (), "Tokens of prompts whose cache came from the store."),
     Metric(
         "lynx_net_http_store_puts_total",

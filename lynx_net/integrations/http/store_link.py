@@ -39,16 +39,12 @@ class StoreLink:
     ) -> None:
         assert config.url is not None
         self._url = config.url
-        self._connect = lambda: lynx_net.connect(
-            self._url,
-            rate=rate,
-            config=lynx_net.LinkConfig(deadline_s=config.deadline_s),
-            allocate=allocate,
-            tls=tls_of(config),
-            key=key,
-            observers=[observer],
-        )
-        key = read_key(config.key_file)
+        self._rate = rate
+        self._config = lynx_net.LinkConfig(deadline_s=config.deadline_s)
+        self._allocate = allocate
+        self._tls = tls_of(config)
+        self._key = read_key(config.key_file)
+        self._observers = [observer]
         self._link: lynx_net.KVLink | None = None
         self._tried = asyncio.Event()
 
@@ -83,7 +79,15 @@ class StoreLink:
         """One try: whether there was a link, and why there is none any more. Holds nothing of a link that has ended."""
         was_up = False
         try:
-            async with self._connect() as link:
+            async with lynx_net.connect(
+                self._url,
+                rate=self._rate,
+                config=self._config,
+                allocate=self._allocate,
+                tls=self._tls,
+                key=self._key,
+                observers=self._observers,
+            ) as link:
                 self._link, was_up = link, True
                 self._tried.set()
                 logger.info("the store at %s is there", self._url)

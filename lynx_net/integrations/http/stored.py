@@ -109,10 +109,7 @@ class StoredPrefixes:
             stored = transfer.offer.layout.tokens
             writing = bool(transfer.offer.meta.get("store", {}).get("writing"))
             log.publish("store", outcome="hit", tokens=stored, rest=len(job.prompt) - stored, writing=writing)
-            late = loop.call_at(
-                asked_s + self._config.arrive_s,
-                lambda: final_stream(transfer).at_s or transfer.cancel("it came too slowly"),
-            )
+            late = loop.call_at(asked_s + self._config.arrive_s, _give_up, transfer)
             try:
                 yield transfer
             except LynxError as error:
@@ -162,6 +159,11 @@ class StoredPrefixes:
     def _failed(self, outcome: str, reason: str) -> NotFromStore:
         self._avoid_until_s = asyncio.get_running_loop().time() + AVOID_S
         return NotFromStore(outcome, reason)
+
+
+def _give_up(transfer: lynx_net.IncomingTransfer) -> None:
+    if final_stream(transfer).at_s is None:
+        transfer.cancel("it came too slowly")
 
 
 def least_tokens(prompt_tokens: int, rest_tokens: int) -> int:

@@ -45,7 +45,9 @@ def _phases(log: RequestLog, now_s: float) -> Iterator[dict[str, Any]]:
     yield phase("request", "request", log.started_s, ended_s, fields | last)
     for event in log.events:
         if event["type"] in ("store", "rest"):
-            about = {name: value for name, value in event.items() if name not in ("type", "request", "seq", "at_s", "time")}
+            about = {
+                name: value for name, value in event.items() if name not in ("type", "request", "seq", "at_s", "time")
+            }
             words = f"store: {event['outcome']}" if event["type"] == "store" else "rest of the prompt computed"
             yield instant(words, log.started_s + event["at_s"], about)
     steps = [("waits for a place", log.started_s)]
