@@ -194,10 +194,14 @@ class Reference:
         from lynx_net.integrations.http.models import load_model
 
         self.served = load_model(ModelConfig(name=str(folder)), None)
+        self._known: dict[str, list[int]] = {}
 
     def tokens(self, prompt: Sequence[int], count: int, **coding: Any) -> list[int]:
         """Greedy tokens after a prompt, with the coding of the prefill server (the library's default)."""
-        return asyncio.run(self._tokens(list(prompt), count, coding))
+        key = repr((list(prompt), count, coding))
+        if key not in self._known:  # many tests ask the same
+            self._known[key] = asyncio.run(self._tokens(list(prompt), count, coding))
+        return self._known[key]
 
     def text(self, prompt: str | list[dict[str, str]], count: int, **coding: Any) -> str:
         """The text after a prompt or a conversation."""
