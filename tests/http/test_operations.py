@@ -13,8 +13,11 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tomllib
 import urllib.error
+import zipfile
+from pathlib import Path
 
 import pytest
 from httpkit import ROOT, changed
@@ -213,6 +216,49 @@ def test_the_image_has_the_files_that_a_wheel_needs_and_no_root():
     assert words.index("USER") > max(index for index, word in enumerate(words) if word == "RUN")
     assert json.loads(dict(made)["ENTRYPOINT"]) == ["lynx-net"]
     assert json.loads(dict(made)["CMD"])[0] == "decode-server"
+
+
+def hadolint():
+    """The linter of extra `dev`; LYNX_NET_HADOLINT names another."""
+    beside = Path(sys.executable).with_name("hadolint")
+    return os.environ.get("LYNX_NET_HADOLINT") or shutil.which("hadolint") or (beside.exists() and str(beside)) or None
+
+
+@pytest.mark.skipif(hadolint() is None, reason="there is no hadolint for this platform")
+def test_the_linter_of_dockerfiles_has_nothing_to_say():
+    command = [hadolint(), "--no-color", "--failure-threshold", "style", DEPLOY / "Dockerfile"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+def test_what_the_image_copies_makes_a_wheel_that_its_pip_can_install(tmp_path):
+    """As the image builds it, but without the network: what pip would fetch has to be here already."""
+    source = tmp_path / "source"
+    source.mkdir()
+    runs = [rest for word, rest in instructions() if word == "RUN"]
+    assert any("pip wheel" in run and run.endswith("--wheel-dir /wheels .") for run in runs)
+    [install] = [run for run in runs if run.startswith("pip install")]
+    for word, rest in instructions():
+        if word == "COPY" and not rest.startswith("--from"):
+            for name in rest.split()[:-1]:
+                if (ROOT / name).is_dir():
+                    ignored = shutil.ignore_patterns("__pycache__", "*.so", "*.nb?")
+                    shutil.copytree(ROOT / name, source / name, ignore=ignored)
+                else:
+                    shutil.copy(ROOT / name, source)
+    subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path], cwd=source, check=True)
+    [wheel] = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as packed:
+        names = set(packed.namelist())
+    assert {"lynx_net/integrations/http/page/page.js", "lynx_codec/__init__.py"} <= names
+    command = re.match(r'pip install --no-cache-dir "\$\(echo /wheels/\*\.whl\)\[\$\{EXTRAS\}\]"', install)
+    assert command is not None
+    [extras] = [rest.partition("=")[2] for word, rest in instructions() if word == "ARG" and rest.startswith("EXTRAS=")]
+    dry = ["--dry-run", "--no-index", "--quiet", "--ignore-installed", "--no-deps"]
+    subprocess.run([sys.executable, "-m", "pip", "install", *dry, f"{wheel}[{extras}]"], check=True, timeout=60)
+    assert set(extras.split(",")) <= set(
+        tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    )
 
 
 async def test_the_images_health_check(monkeypatch):
