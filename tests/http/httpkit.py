@@ -53,6 +53,8 @@ class Walk:
         section = DOCUMENT.read_text("utf-8").partition("\n## From nothing")[2].partition("\n## ")[0]
         found = [(match["language"], match["body"]) for match in BLOCK.finditer(section)]
         assert [language for language, _ in found] == ["sh", "python", "sh"]
+        drafts = DOCUMENT.read_text("utf-8").partition("\n### Drafts")[2].partition("\n## ")[0]
+        [self.drafts_program] = [match["body"] for match in BLOCK.finditer(drafts)]
         self.first, self.program, self.last = (body for _, body in found)
         self.commands = [*self.first.splitlines(), *self.last.splitlines()]
         self._ports = dict(zip(("prefill", "decode", "cache"), free_ports(3), strict=True))
