@@ -214,7 +214,12 @@ class Link:
             self.core.request(request_id, meta or {})
             self._pump.wake()
         self._asked[request_id] = future
-        return await future
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled() and future.exception() is None:
+                future.result().cancel("nobody waits for it any more")  # offered in the turn that cancelled the waiting
+            raise
 
     def refuse(self, request_id: str, reason: str) -> None:
         """Answer a request with no."""

@@ -225,6 +225,28 @@ async def test_request_and_answer(make_cache: Any, same: Any) -> None:
     await answering
 
 
+async def test_a_transfer_offered_as_its_waiting_is_cancelled_is_cancelled(make_cache: Any) -> None:
+    cache = make_cache()
+    async with lynx_net.serve("tcp://127.0.0.1:0") as server, lynx_net.connect(server.url) as prefill:
+        decode = await server.accept()
+        asking = asyncio.create_task(decode.request("r"))
+        announce = decode._announce
+
+        def announce_and_cancel(incoming: Any) -> None:
+            announce(incoming)
+            asking.cancel()  # before the task has had its turn
+
+        decode._announce = announce_and_cancel  # type: ignore[method-assign]
+        request = await anext(prefill.requests())
+        with pytest.raises(lynx_net.errors.TransferAbortedError, match="nobody waits for it"):
+            async with request.send(cache.layout, codec="int8", fine=cache.fine) as sending:
+                await cache.write_to(sending)
+                await sending.delivered
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        assert not decode._incoming
+
+
 async def test_meta_and_first_token_travel(make_cache: Any) -> None:
     transfer = await _transfer(make_cache(), meta={"started": 1.5, "ids": [1, 2]}, first_token=7)
     assert transfer.offer.meta == {"started": 1.5, "ids": [1, 2]}
