@@ -33,11 +33,13 @@ SHIMS = {
 shift
 exec "{python}" -m pip install --quiet --dry-run --no-index --no-build-isolation "${{@/#.\\[/{package}[}}"
 """,
-    "lynx-net": """case "$1" in
-  prefill-server) flags="--http-port {prefill} --link-rate 40Mbit" ;;
-  decode-server) flags="--http-port {decode} --cache-url tcp://127.0.0.1:{cache} --prefill-url {prefill_url}" ;;
+    "lynx-net": """model="--model-name {model} --model-served-name smollm2"
+case "$1" in
+  prefill-server) flags="--http-port {prefill} --link-rate 40Mbit $model" ;;
+  decode-server) flags="--http-port {decode} --cache-url tcp://127.0.0.1:{cache} --prefill-url {prefill_url} $model" ;;
+  store) flags="--listen tcp://127.0.0.1:{store}" ;;
 esac
-exec "{python}" -m lynx_net "$@" $flags --model-name "{model}" --model-served-name smollm2
+exec "{python}" -m lynx_net "$@" $flags 2>>"$1.log"
 """,
 }
 """What stands in for programs of the document, so that it can be run with a tiny model, on free ports, offline."""
@@ -54,10 +56,12 @@ class Walk:
         found = [(match["language"], match["body"]) for match in BLOCK.finditer(section)]
         assert [language for language, _ in found] == ["sh", "python", "sh"]
         drafts = DOCUMENT.read_text("utf-8").partition("\n### Drafts")[2].partition("\n## ")[0]
+        with_store = DOCUMENT.read_text("utf-8").partition("\n## With a context store")[2].partition("\n## ")[0]
+        [self.with_store] = [match["body"] for match in BLOCK.finditer(with_store)]
         [self.drafts_program] = [match["body"] for match in BLOCK.finditer(drafts)]
         self.first, self.program, self.last = (body for _, body in found)
         self.commands = [*self.first.splitlines(), *self.last.splitlines()]
-        self._ports = dict(zip(("prefill", "decode", "cache"), free_ports(3), strict=True))
+        self._ports = dict(zip(("prefill", "decode", "cache", "store"), free_ports(4), strict=True))
         self.url, self.prefill_url = (f"http://127.0.0.1:{self._ports[name]}" for name in ("decode", "prefill"))
         self.folder = folder
         programs, package = folder / "programs", folder / "package"
@@ -83,8 +87,9 @@ class Walk:
         self._reader.start()
 
     def at_our_ports(self, text: str) -> str:
-        """A command or program of the document, for the port that its decode server has here."""
-        return text.replace("127.0.0.1:8000", f"127.0.0.1:{self._ports['decode']}")
+        """A command or program of the document, for the ports that its decode server and its store have here."""
+        text = text.replace("127.0.0.1:8000", f"127.0.0.1:{self._ports['decode']}")
+        return text.replace("127.0.0.1:7100", f"127.0.0.1:{self._ports['store']}")
 
     def run(self, command: str, timeout_s: float = 240.0) -> str:
         """Run a command of the document; returns what it printed."""
