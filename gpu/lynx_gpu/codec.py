@@ -28,6 +28,10 @@ _KINDS = {"float32": 0, "bfloat16": 1, "float16": 2}
 _STRIDED, _PACKED, _PAGED = 0, 1, 2
 _BLOCK_THREADS = 256
 _ENCODER_THREADS = 512
+_DECODER_THREADS = 128
+_SLAB_TOKENS = 128
+"""Of a block of the decoder."""
+
 _TILE_CHANNELS = 128
 """Of a block of the encoder."""
 
@@ -191,10 +195,12 @@ class DeviceCodec:
                 decode_exact(self._exact_launch(view), plan, exact_bytes, common, data, scratch.data.ptr)
                 return
             groups = view.heads * _padded(view.head_size) // _LANE_CHANNELS
-            slabs = -(-max(job.shape.tokens for job in plan.jobs) // _BLOCK_THREADS)
+            slabs = -(-max(job.shape.tokens for job in plan.jobs) // _SLAB_TOKENS)
             grid = (-(-groups // _WARP_LANES), len(plan.jobs), max(slabs, 1))
             arguments = (*common, self._full(), *tail)
-            self._launch("decode.cu", "decode_pages", view, grid, 0, arguments, ("KNOWN", known))
+            self._launch(
+                "decode.cu", "decode_pages", view, grid, 0, arguments, ("KNOWN", known), threads=_DECODER_THREADS
+            )
 
     def _make_plan(self, jobs: tuple[PageJob, ...]) -> BatchPlan:
         if not 1 <= len(jobs) <= _MAX_PAGES:

@@ -552,8 +552,8 @@ __device__ __forceinline__ void store_values(u8 *pointer, i64 at, int count, con
 #if KIND == FLOAT32
     float *to = (float *)pointer + at;
     if (count == LANE_CHANNELS && ((u64)to & 15) == 0) {
-        ((float4 *)to)[0] = make_float4(values[0], values[1], values[2], values[3]);
-        ((float4 *)to)[1] = make_float4(values[4], values[5], values[6], values[7]);
+        __stcs((float4 *)to, make_float4(values[0], values[1], values[2], values[3]));
+        __stcs((float4 *)to + 1, make_float4(values[4], values[5], values[6], values[7]));
     } else {
         for (int i = 0; i < count; i++)
             to[i] = values[i];
@@ -566,7 +566,7 @@ __device__ __forceinline__ void store_values(u8 *pointer, i64 at, int count, con
                                     : to_half(values[2 * i], values[2 * i + 1]);
     u16 *to = (u16 *)pointer + at;
     if (count == LANE_CHANNELS && ((u64)to & 15) == 0) {
-        *(uint4 *)to = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+        __stcs((uint4 *)to, make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]));
     } else {
 #pragma unroll
         for (int i = 0; i < LANE_CHANNELS; i++)
