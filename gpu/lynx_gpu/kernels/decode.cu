@@ -1,5 +1,5 @@
-// Streams to pages, in place: the first KNOWN streams of codes. A block takes 256 channels of up to 128 tokens, a lane 8
-// channels, a warp 32 tokens. Blocks share what codes of a chunk are multiplied with and added to. Codes come through shared
+// Streams to pages, in place: the first KNOWN streams of codes. A block takes 256 channels of up to 256 tokens, a lane 8
+// channels, a warp 64 tokens. Blocks share what codes of a chunk are multiplied with and added to. Codes come through shared
 // memory, asynchronously, from the moment on at which a block knows its page.
 #include "common.cuh"
 #include "pages.cuh"
@@ -8,8 +8,11 @@
 #define WARPS 4
 #endif
 #define THREADS (32 * WARPS)
-#define RUN 32                          // tokens of a warp
-#define SLAB (WARPS * RUN)              // tokens of a block
+#ifndef SPAN
+#define SPAN 64                         // tokens of a warp
+#endif
+#define RUN 32                          // of which so many are of one chunk
+#define SLAB (WARPS * SPAN)             // tokens of a block
 #define TILE (32 * LANE_CHANNELS)       // channels of a block
 #define SLAB_CHUNKS (SLAB / CHUNK + 2)  // that it may have a part of
 #define STAGE 8                         // tokens that a warp asks for at once
@@ -17,6 +20,7 @@
 #define STAGES 2                        // that are under way
 #endif
 #define FULL_LEVELS 256
+#define FEW_FINE 32                     // positions of fine tokens that are counted one by one
 #define ALL (KNOWN == STREAMS)
 #define FIRST_SHIFT (shift_of_stream(0))
 #define KNOWN_SHIFT (shift_of_stream(KNOWN - 1))
@@ -185,7 +189,7 @@ struct Ahead {
         return stages + number % STAGES * STAGE * staged_bytes(KNOWN);
     }
 
-    // Codes of the first stream; `row` is that of the run's first token.
+    // Codes of the first stream; `row` is that of the span's first token.
     __device__ __forceinline__ void ask_first(const u8 *codes, int row, int number) const
     {
         const u8 *const from = codes + (i64)(row + number * STAGE) * row_bytes(bits_of_stream(0));
@@ -193,7 +197,7 @@ struct Ahead {
                         [=](int token) { return from + token * row_bytes(bits_of_stream(0)); });
     }
 
-    // Codes of the other streams; `places` are those of the run.
+    // Codes of the other streams; `places` are those of the span.
     template <int STREAM> __device__ __forceinline__ void ask_later(const Rows &rows, const int *places, int number) const
     {
         if constexpr (STREAM < KNOWN) {
@@ -250,12 +254,22 @@ struct Lane {
             decode<KNOWN>(token, place, base, delta);
     }
 
-    // All tokens of a run are coded, and of one chunk. If some are fine, the bits that only these have are not looked at.
-    __device__ __forceinline__ void decode_run(const Ahead &ahead, int begin, const int *places, const float *base,
-                                               const float *delta) const
+    // All tokens of the span are coded, and those of a run of one chunk. If some are fine, the bits that only these have are
+    // not looked at. `fields` are those of the first chunk of the block, which begins at token `chunk`.
+    __device__ __forceinline__ void decode_span(const Ahead &ahead, int begin, const int *places, const float *bases,
+                                                const float *deltas, int chunk) const
     {
+        float base[LANE_CHANNELS], delta[LANE_CHANNELS];
 #pragma unroll 1
-        for (int i = 0; i < RUN; i += STAGE) {
+        for (int i = 0; i < SPAN; i += STAGE) {
+            if (i % RUN == 0) {
+                const int k = (begin + i - chunk) / CHUNK * TILE;
+#pragma unroll
+                for (int j = 0; j < LANE_CHANNELS; j += 4) {
+                    *(float4 *)(base + j) = *(const float4 *)(bases + k + j);
+                    *(float4 *)(delta + j) = *(const float4 *)(deltas + k + j);
+                }
+            }
             wait_groups<STAGES - 1>();
             __syncwarp();
             const u8 *const stage = ahead.stage(i / STAGE);
@@ -269,7 +283,7 @@ struct Lane {
                 store<ALL>(begin + i + j, low, high, base, delta);
             }
             __syncwarp();
-            if (i + STAGES * STAGE < RUN) {
+            if (i + STAGES * STAGE < SPAN) {
                 ahead.ask_first(rows.codes[0], begin - first, i / STAGE + STAGES);
                 ahead.ask_later<1>(rows, places, i / STAGE + STAGES);
             }
@@ -337,7 +351,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     const int first = job.raw_head, stop = job.tokens - job.raw_tail;
     const int slab = blockIdx.z * SLAB, slab_end = min(slab + SLAB, job.tokens);
     const int begin_coded = max(slab, first), end_coded = min(slab_end, stop);
-    const int begin = slab + warp * RUN, end = min(begin + RUN, slab_end);
+    const int begin = slab + warp * SPAN, end = min(begin + SPAN, slab_end);
     if (slab >= job.tokens)
         return;
 
@@ -346,7 +360,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     Rows rows = rows_of(job, narrow, piece);
     const Ahead ahead = {stages + warp * STAGES * STAGE * staged_bytes(KNOWN), (int)blockIdx.x * 32,
                          GROUPS - (int)blockIdx.x * 32, lane};
-    bool whole = CHUNK % RUN == 0 && begin >= first && begin + RUN <= min(end, stop) && are_aligned(rows, narrow.fine);
+    bool whole = CHUNK % RUN == 0 && begin >= first && begin + SPAN <= min(end, stop) && are_aligned(rows, narrow.fine);
     if (whole)
         for (int i = 0; i < STAGES; i++)
             ahead.ask_first(rows.codes[0], begin - first, i);
@@ -362,7 +376,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     if (STREAMS > 1) {
         const Unaligned *const positions = (const Unaligned *)(anchor + at.positions);
         for (int t = begin_coded + thread; t < end_coded; t += THREADS)
-            places[t - slab] = place_of(positions, at.fine, t, first);
+            places[t - slab] = at.fine <= FEW_FINE ? place_of_few(positions, at.fine, t, first)
+                                                   : place_of(positions, at.fine, t, first);
     }
     const int first_chunk = begin_coded < end_coded ? begin_coded / CHUNK - first / CHUNK : 0;
     const int chunks = begin_coded < end_coded ? (end_coded - 1) / CHUNK - first / CHUNK - first_chunk + 1 : 0;
@@ -405,9 +420,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 
     if (begin >= end)
         return;
-    const bool is_fine = STREAMS > 1 && !ALL && begin + lane >= first && begin + lane < min(end, stop)
-                         && places[begin + lane - slab] < 0;
-    u32 fine = __ballot_sync(0xFFFFFFFFu, is_fine);
     if (wide) {
         rows = rows_of(job, at, piece);
         if (whole) {
@@ -433,17 +445,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     const Lane here = {view, job, rows, coarse, full, first, group, count, column_of(view, group.head, position)};
     const float *const base = bases + lane * LANE_CHANNELS, *const delta = deltas + lane * LANE_CHANNELS;
     if (whole) {
-        const int k = (begin / CHUNK - first / CHUNK - first_chunk) * TILE;
-        float own_base[LANE_CHANNELS], own_delta[LANE_CHANNELS];
-#pragma unroll
-        for (int i = 0; i < LANE_CHANNELS; i += 4) {
-            *(float4 *)(own_base + i) = *(const float4 *)(base + k + i);
-            *(float4 *)(own_delta + i) = *(const float4 *)(delta + k + i);
-        }
-        here.decode_run(ahead, begin, places + (begin - slab), own_base, own_delta);
-        for (; fine && count; fine &= fine - 1) {
-            const int t = begin + __ffs(fine) - 1;
-            here.decode<STREAMS>(t, places[t - slab], base + k, delta + k);
+        here.decode_span(ahead, begin, places + (begin - slab), base, delta, (first / CHUNK + first_chunk) * CHUNK);
+        for (int i = 0; i < SPAN && STREAMS > 1 && !ALL; i += 32) {
+            const int place = places[begin + i + lane - slab];
+            u32 fine = __ballot_sync(0xFFFFFFFFu, place < 0);
+            for (; fine; fine &= fine - 1) {
+                const int t = begin + i + __ffs(fine) - 1, k = (t / CHUNK - first / CHUNK - first_chunk) * TILE;
+                if (count)
+                    here.decode<STREAMS>(t, places[t - slab], base + k, delta + k);
+            }
         }
         return;
     }

@@ -13,6 +13,7 @@
 #define CELLS 1025
 #define UNIT 67108864.0f   // 2^24 and two bits more, so that a level is a byte of its own
 #define EXCESS 1.0004f     // a deviation may be so much of sigma before it must be cut off
+#define FEW_FINE 32        // positions of fine tokens that are counted one by one
 #define SAFE_SUM 0x1p116f  // up to here the sum of a chunk does not overflow
 
 #ifndef MIN_BLOCKS
@@ -35,6 +36,12 @@ __device__ __forceinline__ float clamp(float code, float top)
 {
     code = code > 0.0f ? code : 0.0f;
     return code < top ? code : top;
+}
+
+// Bytes 0 and 2: the lower nibbles of two bytes each; 1 and 3: the upper ones.
+__device__ __forceinline__ u32 pair_nibbles(u32 codes)
+{
+    return codes ^ ((codes ^ codes >> 4) & 0x00F000F0u) * 17u;
 }
 
 // What four channels of a chunk are made with.
@@ -260,6 +267,17 @@ struct Tile {
     __device__ __forceinline__ void store_tokens(const Rows &rows, u8 *row, int place, bool store, u32 a, u32 b) const
     {
         const bool odd = lane & 1;
+        if constexpr (ALIGNED && STREAMS == 2 && bits_of_stream(0) == 4 && bits_of_stream(1) == 4) {
+            // Nibbles change places first, so that one word is exchanged: those of both streams, of channels 0 and 1, 2 and 3.
+            a = pair_nibbles(a);
+            b = pair_nibbles(b);
+            const u32 mine = odd ? b : a, other = __shfl_xor_sync(0xFFFFFFFFu, odd ? a : b, 1);
+            u8 *const later = (place >= 0 ? rows.codes[1] : rows.fine[1])
+                              + (u32)(place >= 0 ? place : ~place) * (u32)row_bytes(4);
+            *(u32 *)(row + plane_at<4>(group)) = __byte_perm(mine, other, odd ? 0x3175 : 0x7531);
+            *(u32 *)(later + plane_at<4>(group)) = __byte_perm(mine, other, odd ? 0x2064 : 0x6420);
+            return;
+        }
         const u32 other = __shfl_xor_sync(0xFFFFFFFFu, odd ? a : b, 1);
         const u32 low = odd ? other : a, high = odd ? b : other;
         if (!store)
@@ -334,6 +352,16 @@ __device__ __forceinline__ void encode_tile(const View &view, const Job &job, in
     float *const pivot = (float *)(most + fields), *const total = pivot + fields;
     int *const places = LYNX ? (int *)(total + fields) : (int *)pivot;
 
+    const int quad = number * (TILE / 4) + lane, head = 4 * quad / PADDED, position = 4 * quad % PADDED;
+    const int there = head >= HEADS ? 0 : max(min(SIZE - position, 4), 0);
+    const int index = number * (TILE / 8) + lane / 2;
+    const Tile tile = {view,  job,   at,    status, anchor, first, stop,  head * SIZE + position, there, column_of(view, head, position),
+                       lane,  least, most,  pivot,  total,  places, cells, group_of(index), index < GROUPS};
+    const int runs = (tokens + RUN - 1) / RUN;
+    Quad x[RUN];
+    if (warp < runs && tile.whole(warp * RUN))
+        load_run(tile, warp * RUN, x);
+
     for (int i = thread; i < fields; i += THREADS) {
         least[i] = 0x7FFFFFFF;
         most[i] = (int)0x80000000;
@@ -343,7 +371,7 @@ __device__ __forceinline__ void encode_tile(const View &view, const Job &job, in
             cells[i] = (cell_table[i] - (i << CELL_SHIFT) + (7 << CELL_SHIFT)) * 4;
     if (STREAMS > 1)
         for (int t = first + thread; t < stop; t += THREADS)
-            places[t] = place_of(fine, at.fine, t, first);
+            places[t] = at.fine <= FEW_FINE ? place_of_few(fine, at.fine, t, first) : place_of(fine, at.fine, t, first);
     if (thread == 0)
         cut = false;
     if (number == 0) {
@@ -354,17 +382,10 @@ __device__ __forceinline__ void encode_tile(const View &view, const Job &job, in
     }
     __syncthreads();
 
-    const int quad = number * (TILE / 4) + lane, head = 4 * quad / PADDED, position = 4 * quad % PADDED;
-    const int there = head >= HEADS ? 0 : max(min(SIZE - position, 4), 0);
-    const int index = number * (TILE / 8) + lane / 2;
-    const Tile tile = {view,  job,   at,    status, anchor, first, stop,  head * SIZE + position, there, column_of(view, head, position),
-                       lane,  least, most,  pivot,  total,  places, cells, group_of(index), index < GROUPS};
-    const int runs = (tokens + RUN - 1) / RUN;
-    Quad x[RUN];
-
     for (int run = warp; run < runs; run += WARPS) {
         if (tile.whole(run * RUN)) {
-            load_run(tile, run * RUN, x);
+            if (run != warp)
+                load_run(tile, run * RUN, x);
             tile.look_at_run(run * RUN, x);
         } else {
             tile.look_at_part(run * RUN);
@@ -433,7 +454,8 @@ __device__ __forceinline__ void encode_tile(const View &view, const Job &job, in
         const float smallest = unordered(least[i]), largest = unordered(most[i]);
         const int chunk = (first / CHUNK + k) * CHUNK, coded = min(stop, chunk + CHUNK) - max(first, chunk);
 #if LYNX
-        const float mean = __fadd_rn(pivot[i], __fmul_rn(total[i], __fdiv_rn((float)CHUNK, (float)coded)));
+        const float share = coded == CHUNK ? total[i] : __fmul_rn(total[i], __fdiv_rn((float)CHUNK, (float)coded));
+        const float mean = __fadd_rn(pivot[i], share);
         const float field1 = clamp(floorf(__fadd_rn(__fmul_rn(__fsub_rn(mean, low), inverse), 0.5f)), levels);
         const float origin = __fadd_rn(low, __fmul_rn(step, field1));
         const float deviation = fmaxf(__fsub_rn(largest, origin), __fsub_rn(origin, smallest));

@@ -72,6 +72,21 @@ template <class Position> __device__ __forceinline__ int place_of(const Position
     return low < count && (int)fine[low] == token ? ~low : token - first - low;
 }
 
+// The same for few of them: reads that do not wait for one another.
+template <class Position>
+__device__ __forceinline__ int place_of_few(const Position *fine, int count, int token, int first)
+{
+    int before = 0;
+    bool found = false;
+#pragma unroll 4
+    for (int i = 0; i < count; i++) {
+        const int position = (int)fine[i];
+        before += position < token;
+        found |= position == token;
+    }
+    return found ? ~before : token - first - before;
+}
+
 __device__ __forceinline__ u32 load16(const u8 *from)
 {
     return ((u64)from & 1) == 0 ? *(const u16 *)from : from[0] | (u32)from[1] << 8;
