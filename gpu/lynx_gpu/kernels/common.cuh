@@ -546,32 +546,37 @@ template <int BITS, int SHIFT> __device__ __forceinline__ void add_codes(const P
     }
 }
 
-// 8 channels of a token, as many as there are.
-__device__ __forceinline__ void store_values(u8 *pointer, i64 at, int count, const float *values)
+// 8 channels of a token at a multiple of 16 bytes, past the cache.
+__device__ __forceinline__ void store_group(u8 *to, const float *values)
 {
 #if KIND == FLOAT32
-    float *to = (float *)pointer + at;
-    if (count == LANE_CHANNELS && ((u64)to & 15) == 0) {
-        __stcs((float4 *)to, make_float4(values[0], values[1], values[2], values[3]));
-        __stcs((float4 *)to + 1, make_float4(values[4], values[5], values[6], values[7]));
-    } else {
-        for (int i = 0; i < count; i++)
-            to[i] = values[i];
-    }
+    __stcs((float4 *)to, make_float4(values[0], values[1], values[2], values[3]));
+    __stcs((float4 *)to + 1, make_float4(values[4], values[5], values[6], values[7]));
 #else
     u32 pairs[4];
 #pragma unroll
     for (int i = 0; i < 4; i++)
         pairs[i] = KIND == BFLOAT16 ? to_bfloat16(values[2 * i], values[2 * i + 1])
                                     : to_half(values[2 * i], values[2 * i + 1]);
-    u16 *to = (u16 *)pointer + at;
-    if (count == LANE_CHANNELS && ((u64)to & 15) == 0) {
-        __stcs((uint4 *)to, make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]));
-    } else {
-#pragma unroll
-        for (int i = 0; i < LANE_CHANNELS; i++)
-            if (i < count)
-                to[i] = (u16)(pairs[i / 2] >> 16 * (i & 1));
-    }
+    __stcs((uint4 *)to, make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]));
 #endif
+}
+
+// 8 channels of a token, as many as there are.
+__device__ __forceinline__ void store_values(u8 *pointer, i64 at, int count, const float *values)
+{
+    u8 *const to = pointer + ITEM * at;
+    if (count == LANE_CHANNELS && ((u64)to & 15) == 0) {
+        store_group(to, values);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < LANE_CHANNELS; i++)
+        if (i < count) {
+#if KIND == FLOAT32
+            ((float *)to)[i] = values[i];
+#else
+            ((u16 *)to)[i] = (u16)(KIND == BFLOAT16 ? to_bfloat16(values[i], 0.0f) : to_half(values[i], 0.0f));
+#endif
+        }
 }

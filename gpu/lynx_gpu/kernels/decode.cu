@@ -212,24 +212,21 @@ struct Ahead {
 // What a block knows while it decodes.
 struct Lane {
     const View &view;
-    const Job &job;
     const Rows &rows;
     const float *coarse, *full;
-    int first;        // coded token
+    int start, first; // of the page in the view; coded token
     Group group;
     int count;        // channels of the group
     i64 column;
 
     template <bool WHOLE>
-    __device__ __forceinline__ void store(int token, u32 low, u32 high, const float *base, const float *delta) const
+    __device__ __forceinline__ void read(float *values, u32 low, u32 high, const float *base, const float *delta) const
     {
-        float values[LANE_CHANNELS];
 #pragma unroll
         for (int i = 0; i < LANE_CHANNELS; i++) {
             const u32 code = (i < 4 ? low : high) >> 8 * (i & 3) & 0xFFu;
             values[i] = __fadd_rn(base[i], __fmul_rn(delta[i], position_of<WHOLE>(code, coarse, full)));
         }
-        store_values(view.pointer, row_of(view, job.start + token) + column, count, values);
     }
 
     template <int COUNT>
@@ -242,7 +239,9 @@ struct Lane {
         load_later<1, COUNT>(row.later, rows, place, group);
         add_codes<bits_of_stream(0), shift_of_stream(0)>(row.planes, low, high);
         add_later<1, COUNT>(row.later, low, high);
-        store<COUNT == STREAMS>(token, low, high, base, delta);
+        float values[LANE_CHANNELS];
+        read<COUNT == STREAMS>(values, low, high, base, delta);
+        store_values(view.pointer, row_of(view, start + token) + column, count, values);
     }
 
     // One token with whatever is known of it.
@@ -280,7 +279,10 @@ struct Lane {
                 u32 low = 0, high = 0;
                 add_codes<bits_of_stream(0), shift_of_stream(0)>(row.planes, low, high);
                 add_later<1, KNOWN>(row.later, low, high);
-                store<ALL>(begin + i + j, low, high, base, delta);
+                float values[LANE_CHANNELS];
+                read<ALL>(values, low, high, base, delta);
+                if (GROUPS % 32 == 0 || count)
+                    store_group(view.pointer + ITEM * (row_of(view, start + begin + i + j) + column), values);
             }
             __syncwarp();
             if (i + STAGES * STAGE < SPAN) {
@@ -304,7 +306,7 @@ struct Lane {
         }
         if (!finite)
             atomicOr(&status->flags, BAD_RAW);
-        store_values(view.pointer, row_of(view, job.start + token) + column, count, values);
+        store_values(view.pointer, row_of(view, start + token) + column, count, values);
     }
 };
 
@@ -322,6 +324,12 @@ __device__ __forceinline__ Rows rows_of(const Job &job, const Sections &at, cons
         rows.fine[s] = s ? piece + job.at[0] + at.fine_rows(job, s) : nullptr;
     }
     return rows;
+}
+
+// Whether all groups of all tokens begin at multiples of 16 bytes.
+__device__ __forceinline__ bool are_aligned(const View &view)
+{
+    return ((u64)view.pointer | ITEM * (view.token_stride | view.head_stride | view.block_stride)) % 16 == 0;
 }
 
 // Whether known rows can be copied in units.
@@ -360,7 +368,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     Rows rows = rows_of(job, narrow, piece);
     const Ahead ahead = {stages + warp * STAGES * STAGE * staged_bytes(KNOWN), (int)blockIdx.x * 32,
                          GROUPS - (int)blockIdx.x * 32, lane};
-    bool whole = CHUNK % RUN == 0 && begin >= first && begin + SPAN <= min(end, stop) && are_aligned(rows, narrow.fine);
+    bool whole = CHUNK % RUN == 0 && begin >= first && begin + SPAN <= min(end, stop) && are_aligned(view)
+                 && are_aligned(rows, narrow.fine);
     if (whole)
         for (int i = 0; i < STAGES; i++)
             ahead.ask_first(rows.codes[0], begin - first, i);
@@ -442,7 +451,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     const Group group = group_of(index);
     const int position = group.number * LANE_CHANNELS;
     const int count = index < GROUPS ? min(SIZE - position, LANE_CHANNELS) : 0;
-    const Lane here = {view, job, rows, coarse, full, first, group, count, column_of(view, group.head, position)};
+    const Lane here = {view, rows, coarse, full, job.start, first, group, count, column_of(view, group.head, position)};
     const float *const base = bases + lane * LANE_CHANNELS, *const delta = deltas + lane * LANE_CHANNELS;
     if (whole) {
         here.decode_span(ahead, begin, places + (begin - slab), base, delta, (first / CHUNK + first_chunk) * CHUNK);
