@@ -1,20 +1,15 @@
 // Streams to pages, in place: the first KNOWN streams of codes. A block takes 256 channels of up to 256 tokens, a lane 8
-// channels, a warp 64 tokens. Blocks share what codes of a chunk are multiplied with and added to. Codes come through shared
+// channels, a warp 32 tokens. Blocks share what codes of a chunk are multiplied with and added to. Codes come through shared
 // memory, asynchronously, from the moment on at which a block knows its page.
 #include "common.cuh"
 #include "pages.cuh"
 
-#ifndef WARPS
-#define WARPS 4
-#endif
+#define WARPS 8
 #define THREADS (32 * WARPS)
-#ifndef SPAN
-#define SPAN 64                         // tokens of a warp
-#endif
-#define RUN 32                          // of which so many are of one chunk
-#define SLAB (WARPS * SPAN)             // tokens of a block
+#define RUN 32                          // tokens of a warp
+#define SLAB (WARPS * RUN)              // tokens of a block
 #define TILE (32 * LANE_CHANNELS)       // channels of a block
-#define SLAB_CHUNKS (SLAB / CHUNK + 2)  // that it may have a part of
+#define SLAB_CHUNKS (SLAB % CHUNK ? SLAB / CHUNK + 2 : SLAB / CHUNK) // that it may have a part of
 #define STAGE 8                         // tokens that a warp asks for at once
 #ifndef STAGES
 #define STAGES 2                        // that are under way
@@ -189,7 +184,7 @@ struct Ahead {
         return stages + number % STAGES * STAGE * staged_bytes(KNOWN);
     }
 
-    // Codes of the first stream; `row` is that of the span's first token.
+    // Codes of the first stream; `row` is that of the run's first token.
     __device__ __forceinline__ void ask_first(const u8 *codes, int row, int number) const
     {
         const u8 *const from = codes + (i64)(row + number * STAGE) * row_bytes(bits_of_stream(0));
@@ -197,7 +192,7 @@ struct Ahead {
                         [=](int token) { return from + token * row_bytes(bits_of_stream(0)); });
     }
 
-    // Codes of the other streams; `places` are those of the span.
+    // Codes of the other streams; `places` are those of the run.
     template <int STREAM> __device__ __forceinline__ void ask_later(const Rows &rows, const int *places, int number) const
     {
         if constexpr (STREAM < KNOWN) {
@@ -253,22 +248,18 @@ struct Lane {
             decode<KNOWN>(token, place, base, delta);
     }
 
-    // All tokens of the span are coded, and those of a run of one chunk. If some are fine, the bits that only these have are
-    // not looked at. `fields` are those of the first chunk of the block, which begins at token `chunk`.
-    __device__ __forceinline__ void decode_span(const Ahead &ahead, int begin, const int *places, const float *bases,
-                                                const float *deltas, int chunk) const
+    // All tokens of a run are coded, and of one chunk. If some are fine, the bits that only these have are not looked at.
+    __device__ __forceinline__ void decode_run(const Ahead &ahead, int begin, const int *places, const float *bases,
+                                               const float *deltas) const
     {
         float base[LANE_CHANNELS], delta[LANE_CHANNELS];
-#pragma unroll 1
-        for (int i = 0; i < SPAN; i += STAGE) {
-            if (i % RUN == 0) {
-                const int k = (begin + i - chunk) / CHUNK * TILE;
 #pragma unroll
-                for (int j = 0; j < LANE_CHANNELS; j += 4) {
-                    *(float4 *)(base + j) = *(const float4 *)(bases + k + j);
-                    *(float4 *)(delta + j) = *(const float4 *)(deltas + k + j);
-                }
-            }
+        for (int i = 0; i < LANE_CHANNELS; i += 4) {
+            *(float4 *)(base + i) = *(const float4 *)(bases + i);
+            *(float4 *)(delta + i) = *(const float4 *)(deltas + i);
+        }
+#pragma unroll 1
+        for (int i = 0; i < RUN; i += STAGE) {
             wait_groups<STAGES - 1>();
             __syncwarp();
             const u8 *const stage = ahead.stage(i / STAGE);
@@ -285,7 +276,7 @@ struct Lane {
                     store_group(view.pointer + ITEM * (row_of(view, start + begin + i + j) + column), values);
             }
             __syncwarp();
-            if (i + STAGES * STAGE < SPAN) {
+            if (i + STAGES * STAGE < RUN) {
                 ahead.ask_first(rows.codes[0], begin - first, i / STAGE + STAGES);
                 ahead.ask_later<1>(rows, places, i / STAGE + STAGES);
             }
@@ -346,11 +337,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     decode_pages(u8 *pointer, i64 token_stride, i64 head_stride, i64 block_stride, const int *block_table,
                  int block_tokens, const Job *jobs, const float *full_table, const u8 *piece, Status *status)
 {
+    extern __shared__ __align__(16) u8 stages[]; // WARPS * STAGES * STAGE * staged_bytes(KNOWN)
     __shared__ float coarse[1 << (POINTS_AT ? bits_of_stream(0) : 0)];
     __shared__ float full[LYNX ? FULL_LEVELS : 1];
     __shared__ __align__(16) float bases[SLAB_CHUNKS * TILE];
     __shared__ __align__(16) float deltas[SLAB_CHUNKS * TILE];
-    __shared__ __align__(16) u8 stages[WARPS * STAGES * STAGE * staged_bytes(KNOWN)];
     __shared__ int places[SLAB];
     const View view = {pointer, token_stride, head_stride, block_stride, block_table, block_tokens};
     const Job &job = jobs[blockIdx.y];
@@ -359,7 +350,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     const int first = job.raw_head, stop = job.tokens - job.raw_tail;
     const int slab = blockIdx.z * SLAB, slab_end = min(slab + SLAB, job.tokens);
     const int begin_coded = max(slab, first), end_coded = min(slab_end, stop);
-    const int begin = slab + warp * SPAN, end = min(begin + SPAN, slab_end);
+    const int begin = slab + warp * RUN, end = min(begin + RUN, slab_end);
     if (slab >= job.tokens)
         return;
 
@@ -368,7 +359,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     Rows rows = rows_of(job, narrow, piece);
     const Ahead ahead = {stages + warp * STAGES * STAGE * staged_bytes(KNOWN), (int)blockIdx.x * 32,
                          GROUPS - (int)blockIdx.x * 32, lane};
-    bool whole = CHUNK % RUN == 0 && begin >= first && begin + SPAN <= min(end, stop) && are_aligned(view)
+    bool whole = CHUNK % RUN == 0 && begin >= first && begin + RUN <= min(end, stop) && are_aligned(view)
                  && are_aligned(rows, narrow.fine);
     if (whole)
         for (int i = 0; i < STAGES; i++)
@@ -454,14 +445,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     const Lane here = {view, rows, coarse, full, job.start, first, group, count, column_of(view, group.head, position)};
     const float *const base = bases + lane * LANE_CHANNELS, *const delta = deltas + lane * LANE_CHANNELS;
     if (whole) {
-        here.decode_span(ahead, begin, places + (begin - slab), base, delta, (first / CHUNK + first_chunk) * CHUNK);
-        for (int i = 0; i < SPAN && STREAMS > 1 && !ALL; i += 32) {
-            const int place = places[begin + i + lane - slab];
-            u32 fine = __ballot_sync(0xFFFFFFFFu, place < 0);
-            for (; fine; fine &= fine - 1) {
-                const int t = begin + i + __ffs(fine) - 1, k = (t / CHUNK - first / CHUNK - first_chunk) * TILE;
-                if (count)
-                    here.decode<STREAMS>(t, places[t - slab], base + k, delta + k);
+        const int k = (begin / CHUNK - first / CHUNK - first_chunk) * TILE;
+        here.decode_run(ahead, begin, places + (begin - slab), base + k, delta + k);
+        if (STREAMS > 1 && !ALL) {
+            u32 fine = __ballot_sync(0xFFFFFFFFu, places[begin + lane - slab] < 0);
+            for (; fine && count; fine &= fine - 1) {
+                const int t = begin + __ffs(fine) - 1;
+                here.decode<STREAMS>(t, places[t - slab], base + k, delta + k);
             }
         }
         return;

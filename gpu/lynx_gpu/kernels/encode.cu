@@ -4,9 +4,10 @@
 #include "common.cuh"
 #include "pages.cuh"
 
-#define WARPS 16
+#define WARPS 8
 #define THREADS (32 * WARPS)
-#define RUN 16    // tokens of a warp
+#define RUN 32    // tokens of a warp
+#define PARTS (CHUNK > RUN ? CHUNK / RUN : 1) // of a chunk
 #define TILE 128  // channels of a block: four a lane
 #define TILES ((GROUPS * 8 + TILE - 1) / TILE)
 #define CELL_SHIFT 14
@@ -77,11 +78,6 @@ template <bool CUT> __device__ __forceinline__ u32 codes_of(Quad x, const Units 
 #endif
 }
 
-// Where the rows of each stream begin, and those of its fine tokens.
-struct Rows {
-    u8 *codes[STREAMS], *fine[STREAMS];
-};
-
 // Sum of the differences to the pivot in a chunk so far, weighted; four channels.
 struct Sums {
     float pivot[4], total[4];
@@ -100,7 +96,9 @@ struct Tile {
     int lane;
     int *least, *most;
     float *pivot, *total; // of means, likewise; what codes are made with takes the place of the extremes
-    const int *places, *cells;
+    u8 *codes;            // rows of the first stream
+    u8 *const *later;     // rows of all tokens in the others, [stream - 1][token]
+    const int *cells;
     Group group;          // that this lane writes
     bool writes;
 
@@ -202,7 +200,7 @@ struct Tile {
         add_extremes(begin, low, high);
     }
 
-    // A mean is added up in the order of the tokens: half a chunk after the other, by two warps.
+    // A mean is added up in the order of the tokens: a part of a chunk after the other, by as many warps.
     __device__ __forceinline__ void add_part(int begin) const
     {
         const int from = max(begin, first), until = min(begin + RUN, stop), chunk = begin / CHUNK * CHUNK;
@@ -251,20 +249,18 @@ struct Tile {
     }
 
     template <int STREAM, bool ALIGNED>
-    __device__ __forceinline__ void store_later(const Rows &rows, int place, u32 low, u32 high) const
+    __device__ __forceinline__ void store_later(int token, u32 low, u32 high) const
     {
         if constexpr (STREAM < STREAMS) {
-            constexpr int bits = bits_of_stream(STREAM);
-            u8 *const first_row = place >= 0 ? rows.codes[STREAM] : rows.fine[STREAM];
-            u8 *const row = first_row + (u32)(place >= 0 ? place : ~place) * (u32)row_bytes(bits);
-            store_codes<bits, shift_of_stream(STREAM), ALIGNED>(row, group, low, high);
-            store_later<STREAM + 1, ALIGNED>(rows, place, low, high);
+            u8 *const row = later[(STREAM - 1) * job.tokens + token];
+            store_codes<bits_of_stream(STREAM), shift_of_stream(STREAM), ALIGNED>(row, group, low, high);
+            store_later<STREAM + 1, ALIGNED>(token, low, high);
         }
     }
 
     // Two lanes with four channels of two tokens each become two with eight channels of one, and write them.
     template <bool ALIGNED>
-    __device__ __forceinline__ void store_tokens(const Rows &rows, u8 *row, int place, bool store, u32 a, u32 b) const
+    __device__ __forceinline__ void store_tokens(u8 *row, int token, bool store, u32 a, u32 b) const
     {
         const bool odd = lane & 1;
         if constexpr (ALIGNED && STREAMS == 2 && bits_of_stream(0) == 4 && bits_of_stream(1) == 4) {
@@ -272,10 +268,8 @@ struct Tile {
             a = pair_nibbles(a);
             b = pair_nibbles(b);
             const u32 mine = odd ? b : a, other = __shfl_xor_sync(0xFFFFFFFFu, odd ? a : b, 1);
-            u8 *const later = (place >= 0 ? rows.codes[1] : rows.fine[1])
-                              + (u32)(place >= 0 ? place : ~place) * (u32)row_bytes(4);
-            *(u32 *)(row + plane_at<4>(group)) = __byte_perm(mine, other, odd ? 0x3175 : 0x7531);
-            *(u32 *)(later + plane_at<4>(group)) = __byte_perm(mine, other, odd ? 0x2064 : 0x6420);
+            __stcs((u32 *)(row + plane_at<4>(group)), __byte_perm(mine, other, odd ? 0x3175 : 0x7531));
+            __stcs((u32 *)(later[token] + plane_at<4>(group)), __byte_perm(mine, other, odd ? 0x2064 : 0x6420));
             return;
         }
         const u32 other = __shfl_xor_sync(0xFFFFFFFFu, odd ? a : b, 1);
@@ -283,34 +277,33 @@ struct Tile {
         if (!store)
             return;
         store_codes<bits_of_stream(0), shift_of_stream(0), ALIGNED>(row, group, low, high);
-        store_later<1, ALIGNED>(rows, place, low, high);
+        store_later<1, ALIGNED>(token, low, high);
     }
 
     // Codes of a run, whatever it is.
-    __device__ __forceinline__ void write_part(int begin, const Rows &rows) const
+    __device__ __forceinline__ void write_part(int begin) const
     {
         for (int i = 0; i < RUN; i += 2) {
-            u32 codes[2];
+            u32 pair[2];
             for (int j = 0; j < 2; j++) {
                 const int t = min(max(begin + i + j, first), stop - 1);
-                codes[j] = codes_of<true>(load(t), units_of(t), cells);
+                pair[j] = codes_of<true>(load(t), units_of(t), cells);
             }
             const int t = begin + i + (lane & 1);
             const bool store = t >= first && t < stop && writes;
-            store_tokens<false>(rows, rows.codes[0] + (t - first) * row_bytes(bits_of_stream(0)),
-                                STREAMS > 1 && store ? places[t] : 0, store, codes[0], codes[1]);
+            store_tokens<false>(codes + (t - first) * row_bytes(bits_of_stream(0)), t, store, pair[0], pair[1]);
         }
     }
 
-    __device__ __forceinline__ void write_run(int begin, const Quad *x, const Rows &rows) const
+    __device__ __forceinline__ void write_run(int begin, const Quad *x) const
     {
         const Units units = units_of(begin);
-        u8 *const row = rows.codes[0] + (begin + (lane & 1) - first) * row_bytes(bits_of_stream(0));
-        const int *const place = places + begin + (lane & 1);
+        const int token = begin + (lane & 1);
+        u8 *const row = codes + (token - first) * row_bytes(bits_of_stream(0));
 #pragma unroll
         for (int i = 0; i < RUN; i += 2)
-            store_tokens<true>(rows, row + i * row_bytes(bits_of_stream(0)), STREAMS > 1 ? place[i] : 0, true,
-                               codes_of<false>(x[i], units, cells), codes_of<false>(x[i + 1], units, cells));
+            store_tokens<true>(row + i * row_bytes(bits_of_stream(0)), token + i, true, codes_of<false>(x[i], units, cells),
+                               codes_of<false>(x[i + 1], units, cells));
     }
 };
 
@@ -350,13 +343,13 @@ __device__ __forceinline__ void encode_tile(const View &view, const Job &job, in
     const int fields = at.chunks * TILE;
     int *const least = shared, *const most = least + fields;
     float *const pivot = (float *)(most + fields), *const total = pivot + fields;
-    int *const places = LYNX ? (int *)(total + fields) : (int *)pivot;
+    u8 **const later = (u8 **)(LYNX ? total + fields : pivot);
 
     const int quad = number * (TILE / 4) + lane, head = 4 * quad / PADDED, position = 4 * quad % PADDED;
     const int there = head >= HEADS ? 0 : max(min(SIZE - position, 4), 0);
     const int index = number * (TILE / 8) + lane / 2;
     const Tile tile = {view,  job,   at,    status, anchor, first, stop,  head * SIZE + position, there, column_of(view, head, position),
-                       lane,  least, most,  pivot,  total,  places, cells, group_of(index), index < GROUPS};
+                       lane,  least, most,  pivot,  total,  anchor + at.data, later, cells, group_of(index), index < GROUPS};
     const int runs = (tokens + RUN - 1) / RUN;
     Quad x[RUN];
     if (warp < runs && tile.whole(warp * RUN))
@@ -370,8 +363,14 @@ __device__ __forceinline__ void encode_tile(const View &view, const Job &job, in
         for (int i = thread; i < CELLS; i += THREADS)
             cells[i] = (cell_table[i] - (i << CELL_SHIFT) + (7 << CELL_SHIFT)) * 4;
     if (STREAMS > 1)
-        for (int t = first + thread; t < stop; t += THREADS)
-            places[t] = at.fine <= FEW_FINE ? place_of_few(fine, at.fine, t, first) : place_of(fine, at.fine, t, first);
+        for (int t = first + thread; t < stop; t += THREADS) {
+            const int place = at.fine <= FEW_FINE ? place_of_few(fine, at.fine, t, first) : place_of(fine, at.fine, t, first);
+            for (int s = 1; s < STREAMS; s++) {
+                const int row = row_bytes(bits_of_stream(s));
+                later[(s - 1) * tokens + t] = place >= 0 ? piece + job.at[s] + place * row
+                                                         : anchor + at.fine_rows(job, s) + ~place * row;
+            }
+        }
     if (thread == 0)
         cut = false;
     if (number == 0) {
@@ -395,9 +394,9 @@ __device__ __forceinline__ void encode_tile(const View &view, const Job &job, in
         return;
     __syncthreads();
 #if LYNX
-    for (int half = 0; half < 2; half++) {
+    for (int part = 0; part < PARTS; part++) {
         for (int run = warp; run < runs; run += WARPS) {
-            if (run % 2 != half)
+            if (run % PARTS != part)
                 continue;
             if (!tile.whole(run * RUN)) {
                 tile.add_part(run * RUN);
@@ -443,14 +442,16 @@ __device__ __forceinline__ void encode_tile(const View &view, const Job &job, in
 
     float *const base = (float *)least, *const per_unit = (float *)most;
     bool escape = false;
-    for (int i = thread; i < fields; i += THREADS) {
-        const int k = i / TILE, c = i % TILE, index = number * TILE + c, of_head = index % PADDED;
-        if (index >= GROUPS * 8 || of_head >= SIZE) {
+    const int c = thread % TILE, channel = number * TILE + c, of_head = channel % PADDED;
+    const bool is_there = channel < GROUPS * 8 && of_head < SIZE;
+    const float low = page_low[c], step = page_step[c], inverse = page_inverse[c];
+    for (int k = thread / TILE; k < at.chunks; k += THREADS / TILE) {
+        const int i = k * TILE + c;
+        if (!is_there) {
             base[i] = 0.0f;
             per_unit[i] = 0.0f;
             continue;
         }
-        const float low = page_low[c], step = page_step[c], inverse = page_inverse[c];
         const float smallest = unordered(least[i]), largest = unordered(most[i]);
         const int chunk = (first / CHUNK + k) * CHUNK, coded = min(stop, chunk + CHUNK) - max(first, chunk);
 #if LYNX
@@ -476,7 +477,7 @@ __device__ __forceinline__ void encode_tile(const View &view, const Job &job, in
         per_unit[i] = length != 0.0f ? __fdiv_rn(units, length) : 0.0f;
         const float spread = __fsub_rn(largest, smallest), extent = spread > 0.0f ? spread : fabsf(smallest);
         escape |= coded >= ESCAPE_TOKENS && length > 0.0f && extent < __fmul_rn(ESCAPE_STEPS, step);
-        const int where = k * CHANNELS + index / PADDED * SIZE + of_head;
+        const int where = k * CHANNELS + channel / PADDED * SIZE + of_head;
         if (WIDE) {
             store16(anchor + at.chunk_low + 2 * where, (u32)field1);
             store16(anchor + at.chunk_scale + 2 * where, (u32)field2);
@@ -489,23 +490,19 @@ __device__ __forceinline__ void encode_tile(const View &view, const Job &job, in
         atomicOr(&status->flags, WIDE_PAGE);
     __syncthreads();
 
-    Rows rows;
-    u64 lowest_bits = 0;
+    u64 lowest_bits = (u64)(anchor + at.data);
 #pragma unroll
-    for (int s = 0; s < STREAMS; s++) {
-        rows.codes[s] = s ? piece + job.at[s] : anchor + at.data;
-        rows.fine[s] = s ? anchor + at.fine_rows(job, s) : nullptr;
-        lowest_bits |= (u64)rows.codes[s] | (s && at.fine ? (u64)rows.fine[s] : 0);
-    }
+    for (int s = 1; s < STREAMS; s++)
+        lowest_bits |= (u64)(piece + job.at[s]) | (at.fine ? (u64)(anchor + at.fine_rows(job, s)) : 0);
     const bool quick = whole_tiles() && lowest_bits % (bits_of_stream(0) == 8 ? 8 : 4) == 0 && !cut;
     for (int run = warp; run < runs; run += WARPS) {
         const int begin = run * RUN;
         if (quick && tile.whole(begin)) {
             if (runs > WARPS)
                 load_run(tile, begin, x);
-            tile.write_run(begin, x, rows);
+            tile.write_run(begin, x);
         } else if (begin < stop && begin + RUN > first) {
-            tile.write_part(begin, rows);
+            tile.write_part(begin);
         }
     }
 }
