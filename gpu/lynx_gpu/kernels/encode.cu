@@ -45,6 +45,15 @@ __device__ __forceinline__ u32 pair_nibbles(u32 codes)
     return codes ^ ((codes ^ codes >> 4) & 0x00F000F0u) * 17u;
 }
 
+// Codes of 3 + 5 bits of four channels: bits 4 to 1 in bytes 0 and 1, bits 7 and 6 in byte 2, bits 5 and bits 0 in the upper and
+// lower half of byte 3. Each product brings four fields of a byte each together in its highest byte.
+__device__ __forceinline__ u32 pack_planes(u32 codes)
+{
+    const u32 fours = pack4(codes >> 1), twos = (codes & 0xC0C0C0C0u) * 0x00041041u;
+    const u32 ones = (codes & 0x20202020u) * 0x00810204u + (codes & 0x01010101u) * 0x01020408u;
+    return __byte_perm(fours, __byte_perm(twos, ones, 0x0073), 0x5420);
+}
+
 // What four channels of a chunk are made with.
 struct Units {
     float base[4], per_unit[4];
@@ -270,6 +279,20 @@ struct Tile {
             const u32 mine = odd ? b : a, other = __shfl_xor_sync(0xFFFFFFFFu, odd ? a : b, 1);
             __stcs((u32 *)(row + plane_at<4>(group)), __byte_perm(mine, other, odd ? 0x3175 : 0x7531));
             __stcs((u32 *)(later[token] + plane_at<4>(group)), __byte_perm(mine, other, odd ? 0x2064 : 0x6420));
+            return;
+        }
+        if constexpr (ALIGNED && STREAMS == 2 && bits_of_stream(0) == 3 && bits_of_stream(1) == 5) {
+            a = pack_planes(a);
+            b = pack_planes(b);
+            const u32 mine = odd ? b : a, other = __shfl_xor_sync(0xFFFFFFFFu, odd ? a : b, 1);
+            const u32 fours = __byte_perm(mine, other, odd ? 0x1054 : 0x5410);
+            u32 rest = __byte_perm(mine, other, odd ? 0x3726 : 0x7362);
+            rest ^= ((rest ^ rest >> 4) & 0x00F00000u) * 17u;
+            u8 *const second = later[token];
+            __stcs((u32 *)(second + plane_at<4>(group)), fours);
+            *(u16 *)(row + plane_at<2>(group)) = (u16)rest;
+            row[plane_row(2) + plane_at<1>(group)] = (u8)(rest >> 24);
+            second[plane_row(4) + plane_at<1>(group)] = (u8)(rest >> 16);
             return;
         }
         const u32 other = __shfl_xor_sync(0xFFFFFFFFu, odd ? a : b, 1);
