@@ -11,11 +11,8 @@
 #define TILE (32 * LANE_CHANNELS)       // channels of a block
 #define SLAB_CHUNKS (SLAB % CHUNK ? SLAB / CHUNK + 2 : SLAB / CHUNK) // that it may have a part of
 #define STAGE 8                         // tokens that a warp asks for at once
-#ifndef STAGES
-#define STAGES 2                        // that are under way
-#endif
+#define STAGES 2                        // such parts that are under way (lynx_gpu/codec.py allots them)
 #define FULL_LEVELS 256
-#define FEW_FINE 32                     // positions of fine tokens that are counted one by one
 #define ALL (KNOWN == STREAMS)
 #define FIRST_SHIFT (shift_of_stream(0))
 #define KNOWN_SHIFT (shift_of_stream(KNOWN - 1))
@@ -84,7 +81,7 @@ template <int STREAM, int COUNT>
 __device__ __forceinline__ void load_later(Row<STREAM> &row, const Rows &rows, int place, Group group)
 {
     if constexpr (STREAM < COUNT) {
-        row.planes = load_planes<bits_of_stream(STREAM), false>(later_row<STREAM>(rows, place), group);
+        row.planes = load_planes<bits_of_stream(STREAM)>(later_row<STREAM>(rows, place), group);
         load_later<STREAM + 1, COUNT>(row.later, rows, place, group);
     }
 }
@@ -229,7 +226,7 @@ struct Lane {
     {
         Row<0> row;
         u32 low = 0, high = 0;
-        row.planes = load_planes<bits_of_stream(0), false>(
+        row.planes = load_planes<bits_of_stream(0)>(
             rows.codes[0] + (i64)(token - first) * row_bytes(bits_of_stream(0)), group);
         load_later<1, COUNT>(row.later, rows, place, group);
         add_codes<bits_of_stream(0), shift_of_stream(0)>(row.planes, low, high);
@@ -376,8 +373,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     if (STREAMS > 1) {
         const Unaligned *const positions = (const Unaligned *)(anchor + at.positions);
         for (int t = begin_coded + thread; t < end_coded; t += THREADS)
-            places[t - slab] = at.fine <= FEW_FINE ? place_of_few(positions, at.fine, t, first)
-                                                   : place_of(positions, at.fine, t, first);
+            places[t - slab] = place_of(positions, at.fine, t, first);
     }
     const int first_chunk = begin_coded < end_coded ? begin_coded / CHUNK - first / CHUNK : 0;
     const int chunks = begin_coded < end_coded ? (end_coded - 1) / CHUNK - first / CHUNK - first_chunk + 1 : 0;

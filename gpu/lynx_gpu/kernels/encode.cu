@@ -14,7 +14,6 @@
 #define CELLS 1025
 #define UNIT 67108864.0f   // 2^24 and two bits more, so that a level is a byte of its own
 #define EXCESS 1.0004f     // a deviation may be so much of sigma before it must be cut off
-#define FEW_FINE 32        // positions of fine tokens that are counted one by one
 #define SAFE_SUM 0x1p116f  // up to here the sum of a chunk does not overflow
 
 #ifndef MIN_BLOCKS
@@ -188,8 +187,8 @@ struct Tile {
                     store16(to + 2 * i, raw[i / 2] >> 16 * (i & 1) & 0xFFFFu);
                 continue;
             }
-            low = Quad{least_pair(low.low, x.low), least_pair(low.high, x.high)};
-            high = Quad{most_pair(high.low, x.low), most_pair(high.high, x.high)};
+            low = Quad{extreme<false>(low.low, x.low), extreme<false>(low.high, x.high)};
+            high = Quad{extreme<true>(high.low, x.low), extreme<true>(high.high, x.high)};
             if (t + 1 == min(end, stop) || (t + 1) % CHUNK == 0) {
                 add_extremes(t, low, high);
                 low = Quad{infinite_pair(false), infinite_pair(false)};
@@ -203,8 +202,8 @@ struct Tile {
         Quad low = x[0], high = x[0];
 #pragma unroll
         for (int i = 1; i < RUN; i++) {
-            low = Quad{least_pair(low.low, x[i].low), least_pair(low.high, x[i].high)};
-            high = Quad{most_pair(high.low, x[i].low), most_pair(high.high, x[i].high)};
+            low = Quad{extreme<false>(low.low, x[i].low), extreme<false>(low.high, x[i].high)};
+            high = Quad{extreme<true>(high.low, x[i].low), extreme<true>(high.high, x[i].high)};
         }
         add_extremes(begin, low, high);
     }
@@ -387,7 +386,7 @@ __device__ __forceinline__ void encode_tile(const View &view, const Job &job, in
             cells[i] = (cell_table[i] - (i << CELL_SHIFT) + (7 << CELL_SHIFT)) * 4;
     if (STREAMS > 1)
         for (int t = first + thread; t < stop; t += THREADS) {
-            const int place = at.fine <= FEW_FINE ? place_of_few(fine, at.fine, t, first) : place_of(fine, at.fine, t, first);
+            const int place = place_of(fine, at.fine, t, first);
             for (int s = 1; s < STREAMS; s++) {
                 const int row = row_bytes(bits_of_stream(s));
                 later[(s - 1) * tokens + t] = place >= 0 ? piece + job.at[s] + place * row
