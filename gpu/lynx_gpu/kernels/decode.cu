@@ -298,9 +298,7 @@ struct Lane {
     }
 };
 
-#ifndef MIN_BLOCKS
-#define MIN_BLOCKS (32 / WARPS)
-#endif
+#define MIN_BLOCKS 4
 
 // Where the streams begin that are known, and what lies behind the codes of the first.
 __device__ __forceinline__ Rows rows_of(const Job &job, const Sections &at, const u8 *piece)

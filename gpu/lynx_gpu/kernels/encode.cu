@@ -7,7 +7,6 @@
 #define WARPS 8
 #define THREADS (32 * WARPS)
 #define RUN 32    // tokens of a warp
-#define PARTS (CHUNK > RUN ? CHUNK / RUN : 1) // of a chunk
 #define TILE 128  // channels of a block: four a lane
 #define TILES ((GROUPS * 8 + TILE - 1) / TILE)
 #define CELL_SHIFT 14
@@ -16,9 +15,7 @@
 #define EXCESS 1.0004f     // a deviation may be so much of sigma before it must be cut off
 #define SAFE_SUM 0x1p116f  // up to here the sum of a chunk does not overflow
 
-#ifndef MIN_BLOCKS
 #define MIN_BLOCKS (KIND == FLOAT32 ? 1 : 2)
-#endif
 
 // Every lane of every block has four channels, and rows of codes begin at multiples of 4.
 __device__ constexpr bool whole_tiles() { return SIZE % 8 == 0 && CHANNELS % TILE == 0; }
@@ -138,16 +135,6 @@ struct Tile {
         return Sums{{low_of(x.low), high_of(x.low), low_of(x.high), high_of(x.high)}, {0.0f, 0.0f, 0.0f, 0.0f}};
     }
 
-    __device__ __forceinline__ Sums load_sums(int token) const
-    {
-        Sums sums;
-        for (int i = 0; i < 4; i++) {
-            sums.pivot[i] = pivot[field(token) + i];
-            sums.total[i] = total[field(token) + i];
-        }
-        return sums;
-    }
-
     __device__ __forceinline__ void store_sums(int token, const Sums &sums) const
     {
         for (int i = 0; i < 4; i++) {
@@ -208,13 +195,13 @@ struct Tile {
         add_extremes(begin, low, high);
     }
 
-    // A mean is added up in the order of the tokens: a part of a chunk after the other, by as many warps.
+    // A mean is added up in the order of the tokens. A chunk of `lynx` is a run.
     __device__ __forceinline__ void add_part(int begin) const
     {
-        const int from = max(begin, first), until = min(begin + RUN, stop), chunk = begin / CHUNK * CHUNK;
+        const int from = max(begin, first), until = min(begin + RUN, stop);
         if (from >= until)
             return;
-        Sums sums = from > max(chunk, first) ? load_sums(from) : begin_sums(load(from));
+        Sums sums = begin_sums(load(from));
         for (int t = from; t < until; t++)
             add(sums, load(t), 1.0f / CHUNK);
         store_sums(from, sums);
@@ -222,18 +209,14 @@ struct Tile {
 
     __device__ __forceinline__ void add_run(int begin, const Quad *x) const
     {
-        Sums sums = begin > max(begin / CHUNK * CHUNK, first) ? load_sums(begin) : begin_sums(x[0]);
+        Sums sums = begin_sums(x[0]);
         // Weights of 2^-5 can wait unless a sum overflows: bits of differences of 16-bit floats, and of their sums, do not
         // reach down to where float32 ends.
         float largest = 0.0f;
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            largest = fmaxf(largest, fmaxf(fabsf(sums.total[i]), fmaxf(fabsf(unordered(least[field(begin) + i])),
-                                                                       fabsf(unordered(most[field(begin) + i])))));
+            largest = fmaxf(largest, fmaxf(fabsf(unordered(least[field(begin) + i])), fabsf(unordered(most[field(begin) + i]))));
         if (KIND != FLOAT32 && largest <= SAFE_SUM) {
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                sums.total[i] *= (float)CHUNK;
 #pragma unroll
             for (int i = 0; i < RUN; i++)
                 add(sums, x[i], 1.0f);
@@ -416,20 +399,17 @@ __device__ __forceinline__ void encode_tile(const View &view, const Job &job, in
         return;
     __syncthreads();
 #if LYNX
-    for (int part = 0; part < PARTS; part++) {
-        for (int run = warp; run < runs; run += WARPS) {
-            if (run % PARTS != part)
-                continue;
-            if (!tile.whole(run * RUN)) {
-                tile.add_part(run * RUN);
-                continue;
-            }
-            if (runs > WARPS)
-                load_run(tile, run * RUN, x);
-            tile.add_run(run * RUN, x);
+    static_assert(CHUNK == RUN);
+    for (int run = warp; run < runs; run += WARPS) {
+        if (!tile.whole(run * RUN)) {
+            tile.add_part(run * RUN);
+            continue;
         }
-        __syncthreads();
+        if (runs > WARPS)
+            load_run(tile, run * RUN, x);
+        tile.add_run(run * RUN, x);
     }
+    __syncthreads();
 #endif
 
     const float levels = WIDE ? 65535.0f : 255.0f;
