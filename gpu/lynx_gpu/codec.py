@@ -292,7 +292,7 @@ def _padded(head_size: int) -> int:
 
 
 def _shared_bytes(codec: PageCodec, shape: PageShape) -> int:
-    """What a block of the encoder shares: fields of chunks, and where the rows of every token are in the later streams."""
+    """What a block of the encoder shares: fields of chunks, and where rows of the later streams are."""
     if not codec.row_bits:
         return 0
     fields = 4 if isinstance(codec, LynxCodec) else 2

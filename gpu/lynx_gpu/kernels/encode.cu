@@ -41,8 +41,8 @@ __device__ __forceinline__ u32 pair_nibbles(u32 codes)
     return codes ^ ((codes ^ codes >> 4) & 0x00F000F0u) * 17u;
 }
 
-// Codes of 3 + 5 bits of four channels: bits 4 to 1 in bytes 0 and 1, bits 7 and 6 in byte 2, bits 5 and bits 0 in the upper and
-// lower half of byte 3. Each product brings four fields of a byte each together in its highest byte.
+// Codes of 3 + 5 bits of four channels: bits 4 to 1 in bytes 0 and 1, bits 7 and 6 in byte 2, bits 5 and bits 0 in the
+// upper and lower half of byte 3. Each product brings four fields of a byte each together in its highest byte.
 __device__ __forceinline__ u32 pack_planes(u32 codes)
 {
     const u32 fours = pack4(codes >> 1), twos = (codes & 0xC0C0C0C0u) * 0x00041041u;
