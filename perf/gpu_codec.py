@@ -1,10 +1,10 @@
 """Bytes that the CUDA kernels move a second, beside those of a device copy in the same run.
 
-    python -m perf.gpu_codec [--json FILE] [--pages 512] [--rounds 60] [--dtype bfloat16]
+    python -m perf.gpu_codec [--json FILE] [--pages 2048] [--rounds 60] [--dtype bfloat16]
 
 A batch of pages of 256 tokens, 8 heads of 128, is encoded and decoded on one device. Moved bytes are those that must be
 read and written once: the page and its streams. Every round runs everything once, in turn; figures are medians of CUDA
-event times, and the share of the copy is the median over rounds of the ratio in one round.
+event times of a call, launches included; the share of the copy is the median over rounds of the ratio in one round.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def measure(pages: int, rounds: int, dtype: str, names: list[str]) -> dict[str, 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--pages", type=int, default=512)
+    parser.add_argument("--pages", type=int, default=2048)
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     parser.add_argument("--codec", choices=tuple(CODECS), action="append")

@@ -27,7 +27,12 @@ __all__ = ["DeviceCodec", "has_kernels"]
 _KINDS = {"float32": 0, "bfloat16": 1, "float16": 2}
 _STRIDED, _PACKED, _PAGED = 0, 1, 2
 _BLOCK_THREADS = 256
-_ENCODER_THREADS = 512
+_SLAB_TOKENS = 256
+"""Of a block of the decoder."""
+
+_TOKENS_AHEAD = 128
+"""Whose codes a block of the decoder has asked for, or has, in shared memory."""
+
 _TILE_CHANNELS = 128
 """Of a block of the encoder."""
 
@@ -114,12 +119,8 @@ class DeviceCodec:
             arguments = (*common, positions, tail[0], self._cells(), *tail[1:])
             tiles = -(-view.heads * _padded(view.head_size) // _TILE_CHANNELS)
             shared = max(_shared_bytes(self.codec, job.shape) for job in plan.jobs)
-            self._launch(
-                "encode.cu", "encode_pages", view, (tiles, len(plan.jobs)), shared, arguments, threads=_ENCODER_THREADS
-            )
-            self._launch(
-                "encode.cu", "encode_wide_pages", view, (len(plan.jobs), 1), shared, arguments, threads=_ENCODER_THREADS
-            )
+            self._launch("encode.cu", "encode_pages", view, (tiles, len(plan.jobs)), shared, arguments)
+            self._launch("encode.cu", "encode_wide_pages", view, (len(plan.jobs), 1), shared, arguments)
             if self.codec.variable_streams:
                 scratch = cupy().empty(len(plan.jobs) * encode_scratch(plan), np.uint8)
                 encode_exact(self._exact_launch(view), plan, common, out, scratch.data.ptr)
@@ -191,10 +192,11 @@ class DeviceCodec:
                 decode_exact(self._exact_launch(view), plan, exact_bytes, common, data, scratch.data.ptr)
                 return
             groups = view.heads * _padded(view.head_size) // _LANE_CHANNELS
-            slabs = -(-max(job.shape.tokens for job in plan.jobs) // _BLOCK_THREADS)
+            slabs = -(-max(job.shape.tokens for job in plan.jobs) // _SLAB_TOKENS)
             grid = (-(-groups // _WARP_LANES), len(plan.jobs), max(slabs, 1))
             arguments = (*common, self._full(), *tail)
-            self._launch("decode.cu", "decode_pages", view, grid, 0, arguments, ("KNOWN", known))
+            shared = _TOKENS_AHEAD * _WARP_LANES * sum(self.codec.row_bits[:known])
+            self._launch("decode.cu", "decode_pages", view, grid, shared, arguments, ("KNOWN", known))
 
     def _make_plan(self, jobs: tuple[PageJob, ...]) -> BatchPlan:
         if not 1 <= len(jobs) <= _MAX_PAGES:
@@ -290,12 +292,12 @@ def _padded(head_size: int) -> int:
 
 
 def _shared_bytes(codec: PageCodec, shape: PageShape) -> int:
-    """What a block of the encoder shares: fields of chunks, and the place of every token in the later streams."""
+    """What a block of the encoder shares: fields of chunks, and where rows of the later streams are."""
     if not codec.row_bits:
         return 0
     fields = 4 if isinstance(codec, LynxCodec) else 2
     chunks = codec.sections(shape, False).chunks
-    return 4 * (fields * chunks * _TILE_CHANNELS + (shape.tokens if len(codec.row_bits) > 1 else 0))
+    return 4 * fields * chunks * _TILE_CHANNELS + 8 * (len(codec.row_bits) - 1) * shape.tokens
 
 
 @lru_cache(maxsize=256)

@@ -47,13 +47,12 @@ EMULATED = [
 ]
 EMULATED_PAGES = [("lynx", 16, "b2thd"), ("nested", 48, "2bthd"), ("bf16", 256, "bthd")]
 SMALL_SHAPES = [
-    PageShape(100, 2, 32, 3, 2, 5),
-    PageShape(64, 2, 32),
-    PageShape(300, 2, 32, 0, 0, 12),
-    PageShape(1, 2, 32),
-    PageShape(0, 2, 32),
+    PageShape(100, 2, 64, 3, 2, 5),
+    PageShape(288, 2, 64, 0, 0, 40),
+    PageShape(1, 2, 64),
+    PageShape(0, 2, 64),
 ]
-"""For the emulator: one shape of heads, as each takes a compilation."""
+"""For the emulator: one shape of heads, as each takes a compilation; whole tiles, which are written by other code."""
 
 DTYPES = ("bfloat16", "float16", "float32")
 

@@ -256,49 +256,33 @@ __device__ __forceinline__ u32 pack_saturated(int first, int second, u32 above)
 #endif
 }
 
-// Smallest and largest of two pairs, channel by channel; NaN if either is one.
-__device__ __forceinline__ Pair least_pair(Pair a, Pair b)
+// The larger (MOST) or smaller of two pairs, channel by channel; NaN if either is one.
+template <bool MOST> __device__ __forceinline__ Pair extreme(Pair a, Pair b)
 {
-#if KIND == FLOAT32 && defined(__CUDA_ARCH__)
+#if defined(__CUDA_ARCH__) && KIND == FLOAT32
     Pair c;
-    asm("min.NaN.f32 %0, %1, %2;" : "=f"(c.low) : "f"(a.low), "f"(b.low));
-    asm("min.NaN.f32 %0, %1, %2;" : "=f"(c.high) : "f"(a.high), "f"(b.high));
-    return c;
-#elif defined(__CUDA_ARCH__) && KIND == BFLOAT16
-    u32 c;
-    asm("min.NaN.bf16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+    if constexpr (MOST) {
+        asm("max.NaN.f32 %0, %1, %2;" : "=f"(c.low) : "f"(a.low), "f"(b.low));
+        asm("max.NaN.f32 %0, %1, %2;" : "=f"(c.high) : "f"(a.high), "f"(b.high));
+    } else {
+        asm("min.NaN.f32 %0, %1, %2;" : "=f"(c.low) : "f"(a.low), "f"(b.low));
+        asm("min.NaN.f32 %0, %1, %2;" : "=f"(c.high) : "f"(a.high), "f"(b.high));
+    }
     return c;
 #elif defined(__CUDA_ARCH__)
     u32 c;
-    asm("min.NaN.f16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+    if constexpr (MOST && KIND == BFLOAT16)
+        asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+    else if constexpr (MOST)
+        asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+    else if constexpr (KIND == BFLOAT16)
+        asm("min.NaN.bf16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+    else
+        asm("min.NaN.f16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
     return c;
 #else
-    const bool low = !(low_of(a) >= low_of(b)) && low_of(b) == low_of(b), high = !(high_of(a) >= high_of(b)) && high_of(b) == high_of(b);
-#if KIND == FLOAT32
-    return Pair{low ? a.low : b.low, high ? a.high : b.high};
-#else
-    return ((low ? a : b) & 0xFFFFu) | ((high ? a : b) & 0xFFFF0000u);
-#endif
-#endif
-}
-
-__device__ __forceinline__ Pair most_pair(Pair a, Pair b)
-{
-#if KIND == FLOAT32 && defined(__CUDA_ARCH__)
-    Pair c;
-    asm("max.NaN.f32 %0, %1, %2;" : "=f"(c.low) : "f"(a.low), "f"(b.low));
-    asm("max.NaN.f32 %0, %1, %2;" : "=f"(c.high) : "f"(a.high), "f"(b.high));
-    return c;
-#elif defined(__CUDA_ARCH__) && KIND == BFLOAT16
-    u32 c;
-    asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
-    return c;
-#elif defined(__CUDA_ARCH__)
-    u32 c;
-    asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
-    return c;
-#else
-    const bool low = !(low_of(a) <= low_of(b)) && low_of(b) == low_of(b), high = !(high_of(a) <= high_of(b)) && high_of(b) == high_of(b);
+    const auto is_first = [](float x, float y) { return y == y && !(MOST ? x <= y : x >= y); };
+    const bool low = is_first(low_of(a), low_of(b)), high = is_first(high_of(a), high_of(b));
 #if KIND == FLOAT32
     return Pair{low ? a.low : b.low, high ? a.high : b.high};
 #else
@@ -334,7 +318,7 @@ __device__ __forceinline__ void refuse(Status *status, int token, int channel, f
 // Refuse what must be of the first channels that are there.
 __device__ __forceinline__ void refuse_quad(Status *status, int token, int channel, int there, Quad quad)
 {
-    const Pair least = least_pair(quad.low, quad.high), most = most_pair(quad.low, quad.high);
+    const Pair least = extreme<false>(quad.low, quad.high), most = extreme<true>(quad.low, quad.high);
     if (allowed(least) && allowed(most))
         return;
     const float values[4] = {low_of(quad.low), high_of(quad.low), low_of(quad.high), high_of(quad.high)};
@@ -416,11 +400,11 @@ template <int WIDTH, bool ALIGNED> __device__ __forceinline__ void store_plane(u
     }
 }
 
-template <int WIDTH, bool ALIGNED> __device__ __forceinline__ u64 load_plane(const u8 *row, Group group)
+template <int WIDTH> __device__ __forceinline__ u64 load_plane(const u8 *row, Group group)
 {
     const u8 *from = row + plane_at<WIDTH>(group);
-    const int count = ALIGNED ? WIDTH : plane_bytes<WIDTH>(group);
-    if (ALIGNED || (count == WIDTH && ((u64)from & (WIDTH - 1)) == 0)) {
+    const int count = plane_bytes<WIDTH>(group);
+    if (count == WIDTH && ((u64)from & (WIDTH - 1)) == 0) {
         if constexpr (WIDTH == 8)
             return *(const u64 *)from;
         else if constexpr (WIDTH == 4)
@@ -484,23 +468,23 @@ template <int BITS> struct Planes {
     u32 four, two, one;
 };
 
-template <int BITS, bool ALIGNED> __device__ __forceinline__ Planes<BITS> load_planes(const u8 *row, Group group)
+template <int BITS> __device__ __forceinline__ Planes<BITS> load_planes(const u8 *row, Group group)
 {
     Planes<BITS> planes;
     if constexpr (BITS == 8) {
-        planes.eight = load_plane<8, ALIGNED>(row, group);
+        planes.eight = load_plane<8>(row, group);
         return planes;
     }
     if constexpr ((BITS & 4) != 0) {
-        planes.four = (u32)load_plane<4, ALIGNED>(row, group);
+        planes.four = (u32)load_plane<4>(row, group);
         row += plane_row(4);
     }
     if constexpr ((BITS & 2) != 0) {
-        planes.two = (u32)load_plane<2, ALIGNED>(row, group);
+        planes.two = (u32)load_plane<2>(row, group);
         row += plane_row(2);
     }
     if constexpr ((BITS & 1) != 0)
-        planes.one = (u32)load_plane<1, ALIGNED>(row, group);
+        planes.one = (u32)load_plane<1>(row, group);
     return planes;
 }
 
@@ -546,32 +530,37 @@ template <int BITS, int SHIFT> __device__ __forceinline__ void add_codes(const P
     }
 }
 
-// 8 channels of a token, as many as there are.
-__device__ __forceinline__ void store_values(u8 *pointer, i64 at, int count, const float *values)
+// 8 channels of a token at a multiple of 16 bytes, past the cache.
+__device__ __forceinline__ void store_group(u8 *to, const float *values)
 {
 #if KIND == FLOAT32
-    float *to = (float *)pointer + at;
-    if (count == LANE_CHANNELS && ((u64)to & 15) == 0) {
-        ((float4 *)to)[0] = make_float4(values[0], values[1], values[2], values[3]);
-        ((float4 *)to)[1] = make_float4(values[4], values[5], values[6], values[7]);
-    } else {
-        for (int i = 0; i < count; i++)
-            to[i] = values[i];
-    }
+    __stcs((float4 *)to, make_float4(values[0], values[1], values[2], values[3]));
+    __stcs((float4 *)to + 1, make_float4(values[4], values[5], values[6], values[7]));
 #else
     u32 pairs[4];
 #pragma unroll
     for (int i = 0; i < 4; i++)
         pairs[i] = KIND == BFLOAT16 ? to_bfloat16(values[2 * i], values[2 * i + 1])
                                     : to_half(values[2 * i], values[2 * i + 1]);
-    u16 *to = (u16 *)pointer + at;
-    if (count == LANE_CHANNELS && ((u64)to & 15) == 0) {
-        *(uint4 *)to = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
-    } else {
-#pragma unroll
-        for (int i = 0; i < LANE_CHANNELS; i++)
-            if (i < count)
-                to[i] = (u16)(pairs[i / 2] >> 16 * (i & 1));
-    }
+    __stcs((uint4 *)to, make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]));
 #endif
+}
+
+// 8 channels of a token, as many as there are.
+__device__ __forceinline__ void store_values(u8 *pointer, i64 at, int count, const float *values)
+{
+    u8 *const to = pointer + ITEM * at;
+    if (count == LANE_CHANNELS && ((u64)to & 15) == 0) {
+        store_group(to, values);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < LANE_CHANNELS; i++)
+        if (i < count) {
+#if KIND == FLOAT32
+            ((float *)to)[i] = values[i];
+#else
+            ((u16 *)to)[i] = (u16)(KIND == BFLOAT16 ? to_bfloat16(values[i], 0.0f) : to_half(values[i], 0.0f));
+#endif
+        }
 }

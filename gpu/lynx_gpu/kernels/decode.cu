@@ -1,5 +1,6 @@
 // Streams to pages, in place: the first KNOWN streams of codes. A block takes 256 channels of up to 256 tokens, a lane 8
-// channels, a warp 32 tokens. Blocks share what codes of a chunk are multiplied with and added to.
+// channels, a warp 32 tokens. Blocks share what codes of a chunk are multiplied with and added to. Codes come through shared
+// memory, asynchronously, from the moment on at which a block knows its page.
 #include "common.cuh"
 #include "pages.cuh"
 
@@ -8,12 +9,54 @@
 #define RUN 32                          // tokens of a warp
 #define SLAB (WARPS * RUN)              // tokens of a block
 #define TILE (32 * LANE_CHANNELS)       // channels of a block
-#define SLAB_CHUNKS (SLAB / CHUNK + 2)  // that it may have a part of
-#define AHEAD 8                         // tokens whose bytes are read before the first of them is used
+#define SLAB_CHUNKS (SLAB % CHUNK ? SLAB / CHUNK + 2 : SLAB / CHUNK) // that it may have a part of
+#define STAGE 8                         // tokens that a warp asks for at once
+#define STAGES 2                        // such parts that are under way (lynx_gpu/codec.py allots them)
 #define FULL_LEVELS 256
 #define ALL (KNOWN == STREAMS)
 #define FIRST_SHIFT (shift_of_stream(0))
 #define KNOWN_SHIFT (shift_of_stream(KNOWN - 1))
+
+// Bytes of one asynchronous copy; heads are whole groups.
+#define UNIT (CHANNELS % 128 == 0 ? 16 : 4)
+
+// Bytes that a warp needs of a token's codes in the first COUNT streams.
+__device__ constexpr int staged_bytes(int count)
+{
+    int bytes = 0;
+    for (int stream = 0; stream < count; stream++)
+        bytes += 32 * bits_of_stream(stream);
+    return bytes;
+}
+
+__device__ __forceinline__ void copy_unit(u8 *to, const u8 *from)
+{
+#ifdef __CUDA_ARCH__
+    const u32 shared = (u32)__cvta_generic_to_shared(to);
+    if constexpr (UNIT == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(from) : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared), "l"(from) : "memory");
+#else
+    for (int i = 0; i < UNIT; i += 4)
+        *(u32 *)(to + i) = *(const u32 *)(from + i);
+#endif
+}
+
+__device__ __forceinline__ void close_group()
+{
+#ifdef __CUDA_ARCH__
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+// Wait for all groups of this thread but the last LEFT.
+template <int LEFT> __device__ __forceinline__ void wait_groups()
+{
+#ifdef __CUDA_ARCH__
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+#endif
+}
 
 // The bytes of one token that a lane needs.
 template <int STREAM> struct Row {
@@ -27,15 +70,78 @@ struct Rows {
     const u8 *codes[STREAMS], *fine[STREAMS];
 };
 
-template <int STREAM, int COUNT, bool ALIGNED>
+// Row of a token in a later stream.
+template <int STREAM> __device__ __forceinline__ const u8 *later_row(const Rows &rows, int place)
+{
+    const u8 *const first = place >= 0 ? rows.codes[STREAM] : rows.fine[STREAM];
+    return first + (u32)(place >= 0 ? place : ~place) * (u32)row_bytes(bits_of_stream(STREAM));
+}
+
+template <int STREAM, int COUNT>
 __device__ __forceinline__ void load_later(Row<STREAM> &row, const Rows &rows, int place, Group group)
 {
     if constexpr (STREAM < COUNT) {
+        row.planes = load_planes<bits_of_stream(STREAM)>(later_row<STREAM>(rows, place), group);
+        load_later<STREAM + 1, COUNT>(row.later, rows, place, group);
+    }
+}
+
+// A stage in shared memory holds, for each plane of each stream, STAGE rows of 32 groups. Ask for one plane of width WIDTH;
+// `row_at` says where the row of a token is.
+template <int WIDTH, class RowAt>
+__device__ __forceinline__ void stage_plane(u8 *&to, int &skip, int lane, int groups, RowAt row_at)
+{
+    constexpr int units = 32 * WIDTH / UNIT;
+#pragma unroll
+    for (int i = 0; i < (STAGE * units + 31) / 32; i++) {
+        const int number = 32 * i + lane, token = number / units, at = number % units * UNIT;
+        if (token < STAGE && at < groups * WIDTH)
+            copy_unit(to + number * UNIT, row_at(token) + skip + at);
+    }
+    to += STAGE * 32 * WIDTH;
+    skip += plane_row(WIDTH);
+}
+
+// All planes of a stream for a stage. `tile` is the first group of the block, of which there are `groups`.
+template <int STREAM, class RowAt>
+__device__ __forceinline__ void stage_stream(u8 *to, int tile, int lane, int groups, RowAt row_at)
+{
+    constexpr int bits = bits_of_stream(STREAM);
+    int skip = 0;
+    to += STAGE * staged_bytes(STREAM);
+    const auto plane_at = [&](int width) { return [=](int token) { return row_at(token) + tile * width; }; };
+    if constexpr (bits == 8) {
+        stage_plane<8>(to, skip, lane, groups, plane_at(8));
+    } else {
+        if constexpr ((bits & 4) != 0)
+            stage_plane<4>(to, skip, lane, groups, plane_at(4));
+        if constexpr ((bits & 2) != 0)
+            stage_plane<2>(to, skip, lane, groups, plane_at(2));
+        if constexpr ((bits & 1) != 0)
+            stage_plane<1>(to, skip, lane, groups, plane_at(1));
+    }
+}
+
+// What a lane needs of a staged token.
+template <int STREAM, int COUNT>
+__device__ __forceinline__ void load_staged(Row<STREAM> &row, const u8 *stage, int token, int lane)
+{
+    if constexpr (STREAM < COUNT) {
         constexpr int bits = bits_of_stream(STREAM);
-        const u8 *const first = place >= 0 ? rows.codes[STREAM] : rows.fine[STREAM];
-        const u8 *const from = first + (u32)(place >= 0 ? place : ~place) * (u32)row_bytes(bits);
-        row.planes = load_planes<bits, ALIGNED>(from, group);
-        load_later<STREAM + 1, COUNT, ALIGNED>(row.later, rows, place, group);
+        const u8 *from = stage + STAGE * staged_bytes(STREAM);
+        if constexpr (bits == 8) {
+            row.planes.eight = *(const u64 *)(from + (32 * token + lane) * 8);
+        } else {
+            if constexpr ((bits & 4) != 0)
+                row.planes.four = *(const u32 *)(from + (32 * token + lane) * 4);
+            from += (bits & 4) * STAGE * 32;
+            if constexpr ((bits & 2) != 0)
+                row.planes.two = *(const u16 *)(from + (32 * token + lane) * 2);
+            from += (bits & 2) * STAGE * 32;
+            if constexpr ((bits & 1) != 0)
+                row.planes.one = from[32 * token + lane];
+        }
+        load_staged<STREAM + 1, COUNT>(row.later, stage, token, lane);
     }
 }
 
@@ -64,27 +170,55 @@ template <bool WHOLE> __device__ __forceinline__ float position_of(u32 code, con
 #endif
 }
 
+// What a warp has asked for.
+struct Ahead {
+    u8 *stages;       // of this warp
+    int tile, groups; // first group of the block, and how many there are
+    int lane;
+
+    __device__ __forceinline__ u8 *stage(int number) const
+    {
+        return stages + number % STAGES * STAGE * staged_bytes(KNOWN);
+    }
+
+    // Codes of the first stream; `row` is that of the run's first token.
+    __device__ __forceinline__ void ask_first(const u8 *codes, int row, int number) const
+    {
+        const u8 *const from = codes + (i64)(row + number * STAGE) * row_bytes(bits_of_stream(0));
+        stage_stream<0>(stage(number), tile, lane, groups,
+                        [=](int token) { return from + token * row_bytes(bits_of_stream(0)); });
+    }
+
+    // Codes of the other streams; `places` are those of the run.
+    template <int STREAM> __device__ __forceinline__ void ask_later(const Rows &rows, const int *places, int number) const
+    {
+        if constexpr (STREAM < KNOWN) {
+            stage_stream<STREAM>(stage(number), tile, lane, groups, [=, &rows](int token) {
+                return later_row<STREAM>(rows, places[number * STAGE + token]);
+            });
+            ask_later<STREAM + 1>(rows, places, number);
+        }
+    }
+};
+
 // What a block knows while it decodes.
 struct Lane {
     const View &view;
-    const Job &job;
     const Rows &rows;
     const float *coarse, *full;
-    int first;        // coded token
+    int start, first; // of the page in the view; coded token
     Group group;
     int count;        // channels of the group
     i64 column;
 
     template <bool WHOLE>
-    __device__ __forceinline__ void store(int token, u32 low, u32 high, const float *base, const float *delta) const
+    __device__ __forceinline__ void read(float *values, u32 low, u32 high, const float *base, const float *delta) const
     {
-        float values[LANE_CHANNELS];
 #pragma unroll
         for (int i = 0; i < LANE_CHANNELS; i++) {
             const u32 code = (i < 4 ? low : high) >> 8 * (i & 3) & 0xFFu;
             values[i] = __fadd_rn(base[i], __fmul_rn(delta[i], position_of<WHOLE>(code, coarse, full)));
         }
-        store_values(view.pointer, row_of(view, job.start + token) + column, count, values);
     }
 
     template <int COUNT>
@@ -92,12 +226,14 @@ struct Lane {
     {
         Row<0> row;
         u32 low = 0, high = 0;
-        row.planes = load_planes<bits_of_stream(0), false>(
+        row.planes = load_planes<bits_of_stream(0)>(
             rows.codes[0] + (i64)(token - first) * row_bytes(bits_of_stream(0)), group);
-        load_later<1, COUNT, false>(row.later, rows, place, group);
+        load_later<1, COUNT>(row.later, rows, place, group);
         add_codes<bits_of_stream(0), shift_of_stream(0)>(row.planes, low, high);
         add_later<1, COUNT>(row.later, low, high);
-        store<COUNT == STREAMS>(token, low, high, base, delta);
+        float values[LANE_CHANNELS];
+        read<COUNT == STREAMS>(values, low, high, base, delta);
+        store_values(view.pointer, row_of(view, start + token) + column, count, values);
     }
 
     // One token with whatever is known of it.
@@ -109,25 +245,39 @@ struct Lane {
             decode<KNOWN>(token, place, base, delta);
     }
 
-    // All tokens of a run are coded, and of one chunk; `places` are those of the run. If some are fine, the bits that only
-    // these have are not looked at.
-    __device__ __forceinline__ void decode_run(int begin, const int *places, const float *base, const float *delta) const
+    // All tokens of a run are coded, and of one chunk. If some are fine, the bits that only these have are not looked at.
+    __device__ __forceinline__ void decode_run(const Ahead &ahead, int begin, const int *places, const float *bases,
+                                               const float *deltas) const
     {
-        const u8 *const codes = rows.codes[0] + (i64)(begin - first) * row_bytes(bits_of_stream(0));
-        for (int i = 0; i < RUN; i += AHEAD) {
-            Row<0> ahead[AHEAD];
+        float base[LANE_CHANNELS], delta[LANE_CHANNELS];
 #pragma unroll
-            for (int j = 0; j < AHEAD; j++) {
-                ahead[j].planes = load_planes<bits_of_stream(0), true>(codes + (i + j) * row_bytes(bits_of_stream(0)), group);
-                load_later<1, KNOWN, true>(ahead[j].later, rows, KNOWN > 1 ? places[i + j] : 0, group);
-            }
+        for (int i = 0; i < LANE_CHANNELS; i += 4) {
+            *(float4 *)(base + i) = *(const float4 *)(bases + i);
+            *(float4 *)(delta + i) = *(const float4 *)(deltas + i);
+        }
+#pragma unroll 1
+        for (int i = 0; i < RUN; i += STAGE) {
+            wait_groups<STAGES - 1>();
+            __syncwarp();
+            const u8 *const stage = ahead.stage(i / STAGE);
 #pragma unroll
-            for (int j = 0; j < AHEAD; j++) {
+            for (int j = 0; j < STAGE; j++) {
+                Row<0> row;
+                load_staged<0, KNOWN>(row, stage, j, ahead.lane);
                 u32 low = 0, high = 0;
-                add_codes<bits_of_stream(0), shift_of_stream(0)>(ahead[j].planes, low, high);
-                add_later<1, KNOWN>(ahead[j].later, low, high);
-                store<ALL>(begin + i + j, low, high, base, delta);
+                add_codes<bits_of_stream(0), shift_of_stream(0)>(row.planes, low, high);
+                add_later<1, KNOWN>(row.later, low, high);
+                float values[LANE_CHANNELS];
+                read<ALL>(values, low, high, base, delta);
+                if (GROUPS % 32 == 0 || count)
+                    store_group(view.pointer + ITEM * (row_of(view, start + begin + i + j) + column), values);
             }
+            __syncwarp();
+            if (i + STAGES * STAGE < RUN) {
+                ahead.ask_first(rows.codes[0], begin - first, i / STAGE + STAGES);
+                ahead.ask_later<1>(rows, places, i / STAGE + STAGES);
+            }
+            close_group();
         }
     }
 
@@ -144,18 +294,45 @@ struct Lane {
         }
         if (!finite)
             atomicOr(&status->flags, BAD_RAW);
-        store_values(view.pointer, row_of(view, job.start + token) + column, count, values);
+        store_values(view.pointer, row_of(view, start + token) + column, count, values);
     }
 };
 
-#ifndef MIN_BLOCKS
-#define MIN_BLOCKS (KIND == FLOAT32 ? 3 : 4)
-#endif
+#define MIN_BLOCKS 4
+
+// Where the streams begin that are known, and what lies behind the codes of the first.
+__device__ __forceinline__ Rows rows_of(const Job &job, const Sections &at, const u8 *piece)
+{
+    Rows rows;
+#pragma unroll
+    for (int s = 0; s < STREAMS; s++) {
+        rows.codes[s] = piece + job.at[s] + (s ? 0 : at.data);
+        rows.fine[s] = s ? piece + job.at[0] + at.fine_rows(job, s) : nullptr;
+    }
+    return rows;
+}
+
+// Whether all groups of all tokens begin at multiples of 16 bytes.
+__device__ __forceinline__ bool are_aligned(const View &view)
+{
+    return ((u64)view.pointer | ITEM * (view.token_stride | view.head_stride | view.block_stride)) % 16 == 0;
+}
+
+// Whether known rows can be copied in units.
+__device__ __forceinline__ bool are_aligned(const Rows &rows, bool fine)
+{
+    u64 bits = 0;
+#pragma unroll
+    for (int s = 0; s < KNOWN; s++)
+        bits |= (u64)rows.codes[s] | (s && fine ? (u64)rows.fine[s] : 0);
+    return SIZE % 8 == 0 && CHANNELS % 32 == 0 && bits % UNIT == 0;
+}
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     decode_pages(u8 *pointer, i64 token_stride, i64 head_stride, i64 block_stride, const int *block_table,
                  int block_tokens, const Job *jobs, const float *full_table, const u8 *piece, Status *status)
 {
+    extern __shared__ __align__(16) u8 stages[]; // WARPS * STAGES * STAGE * staged_bytes(KNOWN)
     __shared__ float coarse[1 << (POINTS_AT ? bits_of_stream(0) : 0)];
     __shared__ float full[LYNX ? FULL_LEVELS : 1];
     __shared__ __align__(16) float bases[SLAB_CHUNKS * TILE];
@@ -164,14 +341,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     const View view = {pointer, token_stride, head_stride, block_stride, block_table, block_tokens};
     const Job &job = jobs[blockIdx.y];
     const u8 *const anchor = piece + job.at[0];
-    const bool wide = anchor[FLAGS_AT] & 1, raw_half = anchor[RAW_AT];
-    const Sections at(job, wide);
     const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
     const int first = job.raw_head, stop = job.tokens - job.raw_tail;
     const int slab = blockIdx.z * SLAB, slab_end = min(slab + SLAB, job.tokens);
     const int begin_coded = max(slab, first), end_coded = min(slab_end, stop);
+    const int begin = slab + warp * RUN, end = min(begin + RUN, slab_end);
     if (slab >= job.tokens)
         return;
+
+    // The page is taken for one with 8-bit fields until its flags are here.
+    const Sections narrow(job, false);
+    Rows rows = rows_of(job, narrow, piece);
+    const Ahead ahead = {stages + warp * STAGES * STAGE * staged_bytes(KNOWN), (int)blockIdx.x * 32,
+                         GROUPS - (int)blockIdx.x * 32, lane};
+    bool whole = CHUNK % RUN == 0 && begin >= first && begin + RUN <= min(end, stop) && are_aligned(view)
+                 && are_aligned(rows, narrow.fine);
+    if (whole)
+        for (int i = 0; i < STAGES; i++)
+            ahead.ask_first(rows.codes[0], begin - first, i);
+    const bool wide = anchor[FLAGS_AT] & 1, raw_half = anchor[RAW_AT];
+    const Sections at(job, wide);
 
     if (POINTS_AT && KNOWN == 1)
         for (int i = thread; i < 1 << bits_of_stream(0); i += THREADS)
@@ -186,66 +375,83 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     }
     const int first_chunk = begin_coded < end_coded ? begin_coded / CHUNK - first / CHUNK : 0;
     const int chunks = begin_coded < end_coded ? (end_coded - 1) / CHUNK - first / CHUNK - first_chunk + 1 : 0;
-    {
-        const int index = blockIdx.x * TILE + thread, head = index / PADDED, position = index % PADDED;
+#pragma unroll
+    for (int c = thread; c < TILE; c += THREADS) {
+        const int index = blockIdx.x * TILE + c, head = index / PADDED, position = index % PADDED;
         if (head < HEADS && position < SIZE && chunks) {
             const int channel = head * SIZE + position;
+            u32 codes[2][SLAB_CHUNKS];
+#pragma unroll
+            for (int k = 0; k < SLAB_CHUNKS; k++) {
+                const int field = (first_chunk + min(k, chunks - 1)) * CHANNELS + channel;
+                codes[0][k] = anchor[narrow.chunk_low + field];
+                codes[1][k] = anchor[narrow.chunk_scale + field];
+            }
             const float low = as_float(load16(anchor + at.page_low + 2 * channel) << 16);
             const float scale = as_float(load16(anchor + at.page_scale + 2 * channel) << 16);
             if (!(fabsf(low) <= LIMIT && scale >= 0.0f && __fadd_rn(low, scale) <= TOP_LIMIT))
                 atomicOr(&status[blockIdx.y].flags, BAD_FIELD);
             const float step = step_of(scale, wide ? 65535.0f : 255.0f);
-            for (int k = 0; k < chunks; k++) {
+#ifdef __CUDA_ARCH__
+#pragma unroll
+            for (int k = 0; k < SLAB_CHUNKS; k++) // so that the compiler reads them all at once
+                asm volatile("" : "+r"(codes[0][k]), "+r"(codes[1][k]));
+#endif
+#pragma unroll
+            for (int k = 0; k < SLAB_CHUNKS; k++) {
+                if (k >= chunks)
+                    break;
                 const int field = (first_chunk + k) * CHANNELS + channel;
-                const u32 a = wide ? load16(anchor + at.chunk_low + 2 * field) : anchor[at.chunk_low + field];
-                const u32 b = wide ? load16(anchor + at.chunk_scale + 2 * field) : anchor[at.chunk_scale + field];
+                const u32 a = wide ? load16(anchor + at.chunk_low + 2 * field) : codes[0][k];
+                const u32 b = wide ? load16(anchor + at.chunk_scale + 2 * field) : codes[1][k];
                 const float length = __fmul_rn(step, (float)b);
-                bases[k * TILE + thread] = __fadd_rn(low, __fmul_rn(step, (float)a));
-                deltas[k * TILE + thread] = LYNX ? length : __fdiv_rn(length, TOP);
+                bases[k * TILE + c] = __fadd_rn(low, __fmul_rn(step, (float)a));
+                deltas[k * TILE + c] = LYNX ? length : __fdiv_rn(length, TOP);
             }
         }
     }
     __syncthreads();
 
-    const int begin = slab + warp * RUN, end = min(begin + RUN, slab_end);
     if (begin >= end)
         return;
-    const bool is_fine = STREAMS > 1 && !ALL && begin + lane >= first && begin + lane < min(end, stop)
-                         && places[begin + lane - slab] < 0;
-    u32 fine = __ballot_sync(0xFFFFFFFFu, is_fine);
-    const int index = blockIdx.x * 32 + lane;
-    if (index >= GROUPS)
-        return;
-    Rows rows;
-    u64 lowest_bits = 0;
-#pragma unroll
-    for (int s = 0; s < STREAMS; s++) {
-        rows.codes[s] = s ? (s < KNOWN ? piece + job.at[s] : nullptr) : anchor + at.data;
-        rows.fine[s] = s ? anchor + at.fine_rows(job, s) : nullptr;
-        if (s < KNOWN)
-            lowest_bits |= (u64)rows.codes[s] | (s && at.fine ? (u64)rows.fine[s] : 0);
+    if (wide) {
+        rows = rows_of(job, at, piece);
+        if (whole) {
+            wait_groups<0>();
+            __syncwarp();
+            whole = are_aligned(rows, at.fine);
+        }
+        if (whole)
+            for (int i = 0; i < STAGES; i++)
+                ahead.ask_first(rows.codes[0], begin - first, i);
     }
+    if (whole) {
+#pragma unroll
+        for (int i = 0; i < STAGES; i++) {
+            ahead.ask_later<1>(rows, places + (begin - slab), i);
+            close_group();
+        }
+    }
+    const int index = blockIdx.x * 32 + lane;
     const Group group = group_of(index);
     const int position = group.number * LANE_CHANNELS;
-    const Lane here = {view, job, rows, coarse, full, first, group, min(SIZE - position, LANE_CHANNELS),
-                       column_of(view, group.head, position)};
-    const bool aligned = SIZE % 8 == 0 && CHANNELS % 32 == 0 && lowest_bits % (bits_of_stream(0) == 8 ? 8 : 4) == 0;
+    const int count = index < GROUPS ? min(SIZE - position, LANE_CHANNELS) : 0;
+    const Lane here = {view, rows, coarse, full, job.start, first, group, count, column_of(view, group.head, position)};
     const float *const base = bases + lane * LANE_CHANNELS, *const delta = deltas + lane * LANE_CHANNELS;
-    if (CHUNK % RUN == 0 && aligned && begin >= first && begin + RUN <= min(end, stop)) {
+    if (whole) {
         const int k = (begin / CHUNK - first / CHUNK - first_chunk) * TILE;
-        float own_base[LANE_CHANNELS], own_delta[LANE_CHANNELS];
-#pragma unroll
-        for (int i = 0; i < LANE_CHANNELS; i += 4) {
-            *(float4 *)(own_base + i) = *(const float4 *)(base + k + i);
-            *(float4 *)(own_delta + i) = *(const float4 *)(delta + k + i);
-        }
-        here.decode_run(begin, places + (begin - slab), own_base, own_delta);
-        for (; fine; fine &= fine - 1) {
-            const int t = begin + __ffs(fine) - 1;
-            here.decode<STREAMS>(t, places[t - slab], base + k, delta + k);
+        here.decode_run(ahead, begin, places + (begin - slab), base + k, delta + k);
+        if (STREAMS > 1 && !ALL) {
+            u32 fine = __ballot_sync(0xFFFFFFFFu, places[begin + lane - slab] < 0);
+            for (; fine && count; fine &= fine - 1) {
+                const int t = begin + __ffs(fine) - 1;
+                here.decode<STREAMS>(t, places[t - slab], base + k, delta + k);
+            }
         }
         return;
     }
+    if (count == 0)
+        return;
     for (int t = begin; t < end; t++) {
         if (t < first || t >= stop) {
             here.decode_raw(t, t < first ? t : t - stop + first, anchor + HEADER, raw_half, &status[blockIdx.y]);

@@ -4,9 +4,9 @@
 #include "common.cuh"
 #include "pages.cuh"
 
-#define WARPS 16
+#define WARPS 8
 #define THREADS (32 * WARPS)
-#define RUN 16    // tokens of a warp
+#define RUN 32    // tokens of a warp
 #define TILE 128  // channels of a block: four a lane
 #define TILES ((GROUPS * 8 + TILE - 1) / TILE)
 #define CELL_SHIFT 14
@@ -15,9 +15,7 @@
 #define EXCESS 1.0004f     // a deviation may be so much of sigma before it must be cut off
 #define SAFE_SUM 0x1p116f  // up to here the sum of a chunk does not overflow
 
-#ifndef MIN_BLOCKS
 #define MIN_BLOCKS (KIND == FLOAT32 ? 1 : 2)
-#endif
 
 // Every lane of every block has four channels, and rows of codes begin at multiples of 4.
 __device__ constexpr bool whole_tiles() { return SIZE % 8 == 0 && CHANNELS % TILE == 0; }
@@ -35,6 +33,21 @@ __device__ __forceinline__ float clamp(float code, float top)
 {
     code = code > 0.0f ? code : 0.0f;
     return code < top ? code : top;
+}
+
+// Bytes 0 and 2: the lower nibbles of two bytes each; 1 and 3: the upper ones.
+__device__ __forceinline__ u32 pair_nibbles(u32 codes)
+{
+    return codes ^ ((codes ^ codes >> 4) & 0x00F000F0u) * 17u;
+}
+
+// Codes of 3 + 5 bits of four channels: bits 4 to 1 in bytes 0 and 1, bits 7 and 6 in byte 2, bits 5 and bits 0 in the
+// upper and lower half of byte 3. Each product brings four fields of a byte each together in its highest byte.
+__device__ __forceinline__ u32 pack_planes(u32 codes)
+{
+    const u32 fours = pack4(codes >> 1), twos = (codes & 0xC0C0C0C0u) * 0x00041041u;
+    const u32 ones = (codes & 0x20202020u) * 0x00810204u + (codes & 0x01010101u) * 0x01020408u;
+    return __byte_perm(fours, __byte_perm(twos, ones, 0x0073), 0x5420);
 }
 
 // What four channels of a chunk are made with.
@@ -70,11 +83,6 @@ template <bool CUT> __device__ __forceinline__ u32 codes_of(Quad x, const Units 
 #endif
 }
 
-// Where the rows of each stream begin, and those of its fine tokens.
-struct Rows {
-    u8 *codes[STREAMS], *fine[STREAMS];
-};
-
 // Sum of the differences to the pivot in a chunk so far, weighted; four channels.
 struct Sums {
     float pivot[4], total[4];
@@ -93,7 +101,9 @@ struct Tile {
     int lane;
     int *least, *most;
     float *pivot, *total; // of means, likewise; what codes are made with takes the place of the extremes
-    const int *places, *cells;
+    u8 *codes;            // rows of the first stream
+    u8 *const *later;     // rows of all tokens in the others, [stream - 1][token]
+    const int *cells;
     Group group;          // that this lane writes
     bool writes;
 
@@ -123,16 +133,6 @@ struct Tile {
     __device__ __forceinline__ Sums begin_sums(Quad x) const
     {
         return Sums{{low_of(x.low), high_of(x.low), low_of(x.high), high_of(x.high)}, {0.0f, 0.0f, 0.0f, 0.0f}};
-    }
-
-    __device__ __forceinline__ Sums load_sums(int token) const
-    {
-        Sums sums;
-        for (int i = 0; i < 4; i++) {
-            sums.pivot[i] = pivot[field(token) + i];
-            sums.total[i] = total[field(token) + i];
-        }
-        return sums;
     }
 
     __device__ __forceinline__ void store_sums(int token, const Sums &sums) const
@@ -174,8 +174,8 @@ struct Tile {
                     store16(to + 2 * i, raw[i / 2] >> 16 * (i & 1) & 0xFFFFu);
                 continue;
             }
-            low = Quad{least_pair(low.low, x.low), least_pair(low.high, x.high)};
-            high = Quad{most_pair(high.low, x.low), most_pair(high.high, x.high)};
+            low = Quad{extreme<false>(low.low, x.low), extreme<false>(low.high, x.high)};
+            high = Quad{extreme<true>(high.low, x.low), extreme<true>(high.high, x.high)};
             if (t + 1 == min(end, stop) || (t + 1) % CHUNK == 0) {
                 add_extremes(t, low, high);
                 low = Quad{infinite_pair(false), infinite_pair(false)};
@@ -189,19 +189,19 @@ struct Tile {
         Quad low = x[0], high = x[0];
 #pragma unroll
         for (int i = 1; i < RUN; i++) {
-            low = Quad{least_pair(low.low, x[i].low), least_pair(low.high, x[i].high)};
-            high = Quad{most_pair(high.low, x[i].low), most_pair(high.high, x[i].high)};
+            low = Quad{extreme<false>(low.low, x[i].low), extreme<false>(low.high, x[i].high)};
+            high = Quad{extreme<true>(high.low, x[i].low), extreme<true>(high.high, x[i].high)};
         }
         add_extremes(begin, low, high);
     }
 
-    // A mean is added up in the order of the tokens: half a chunk after the other, by two warps.
+    // A mean is added up in the order of the tokens. A chunk of `lynx` is a run.
     __device__ __forceinline__ void add_part(int begin) const
     {
-        const int from = max(begin, first), until = min(begin + RUN, stop), chunk = begin / CHUNK * CHUNK;
+        const int from = max(begin, first), until = min(begin + RUN, stop);
         if (from >= until)
             return;
-        Sums sums = from > max(chunk, first) ? load_sums(from) : begin_sums(load(from));
+        Sums sums = begin_sums(load(from));
         for (int t = from; t < until; t++)
             add(sums, load(t), 1.0f / CHUNK);
         store_sums(from, sums);
@@ -209,18 +209,14 @@ struct Tile {
 
     __device__ __forceinline__ void add_run(int begin, const Quad *x) const
     {
-        Sums sums = begin > max(begin / CHUNK * CHUNK, first) ? load_sums(begin) : begin_sums(x[0]);
+        Sums sums = begin_sums(x[0]);
         // Weights of 2^-5 can wait unless a sum overflows: bits of differences of 16-bit floats, and of their sums, do not
         // reach down to where float32 ends.
         float largest = 0.0f;
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            largest = fmaxf(largest, fmaxf(fabsf(sums.total[i]), fmaxf(fabsf(unordered(least[field(begin) + i])),
-                                                                       fabsf(unordered(most[field(begin) + i])))));
+            largest = fmaxf(largest, fmaxf(fabsf(unordered(least[field(begin) + i])), fabsf(unordered(most[field(begin) + i]))));
         if (KIND != FLOAT32 && largest <= SAFE_SUM) {
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                sums.total[i] *= (float)CHUNK;
 #pragma unroll
             for (int i = 0; i < RUN; i++)
                 add(sums, x[i], 1.0f);
@@ -244,55 +240,75 @@ struct Tile {
     }
 
     template <int STREAM, bool ALIGNED>
-    __device__ __forceinline__ void store_later(const Rows &rows, int place, u32 low, u32 high) const
+    __device__ __forceinline__ void store_later(int token, u32 low, u32 high) const
     {
         if constexpr (STREAM < STREAMS) {
-            constexpr int bits = bits_of_stream(STREAM);
-            u8 *const first_row = place >= 0 ? rows.codes[STREAM] : rows.fine[STREAM];
-            u8 *const row = first_row + (u32)(place >= 0 ? place : ~place) * (u32)row_bytes(bits);
-            store_codes<bits, shift_of_stream(STREAM), ALIGNED>(row, group, low, high);
-            store_later<STREAM + 1, ALIGNED>(rows, place, low, high);
+            u8 *const row = later[(STREAM - 1) * job.tokens + token];
+            store_codes<bits_of_stream(STREAM), shift_of_stream(STREAM), ALIGNED>(row, group, low, high);
+            store_later<STREAM + 1, ALIGNED>(token, low, high);
         }
     }
 
     // Two lanes with four channels of two tokens each become two with eight channels of one, and write them.
     template <bool ALIGNED>
-    __device__ __forceinline__ void store_tokens(const Rows &rows, u8 *row, int place, bool store, u32 a, u32 b) const
+    __device__ __forceinline__ void store_tokens(u8 *row, int token, bool store, u32 a, u32 b) const
     {
         const bool odd = lane & 1;
+        if constexpr (ALIGNED && STREAMS == 2 && bits_of_stream(0) == 4 && bits_of_stream(1) == 4) {
+            // Nibbles change places first, so that one word is exchanged: those of both streams, of channels 0 and 1, 2 and 3.
+            a = pair_nibbles(a);
+            b = pair_nibbles(b);
+            const u32 mine = odd ? b : a, other = __shfl_xor_sync(0xFFFFFFFFu, odd ? a : b, 1);
+            __stcs((u32 *)(row + plane_at<4>(group)), __byte_perm(mine, other, odd ? 0x3175 : 0x7531));
+            __stcs((u32 *)(later[token] + plane_at<4>(group)), __byte_perm(mine, other, odd ? 0x2064 : 0x6420));
+            return;
+        }
+        if constexpr (ALIGNED && STREAMS == 2 && bits_of_stream(0) == 3 && bits_of_stream(1) == 5) {
+            a = pack_planes(a);
+            b = pack_planes(b);
+            const u32 mine = odd ? b : a, other = __shfl_xor_sync(0xFFFFFFFFu, odd ? a : b, 1);
+            const u32 fours = __byte_perm(mine, other, odd ? 0x1054 : 0x5410);
+            u32 rest = __byte_perm(mine, other, odd ? 0x3726 : 0x7362);
+            rest ^= ((rest ^ rest >> 4) & 0x00F00000u) * 17u;
+            u8 *const second = later[token];
+            __stcs((u32 *)(second + plane_at<4>(group)), fours);
+            *(u16 *)(row + plane_at<2>(group)) = (u16)rest;
+            row[plane_row(2) + plane_at<1>(group)] = (u8)(rest >> 24);
+            second[plane_row(4) + plane_at<1>(group)] = (u8)(rest >> 16);
+            return;
+        }
         const u32 other = __shfl_xor_sync(0xFFFFFFFFu, odd ? a : b, 1);
         const u32 low = odd ? other : a, high = odd ? b : other;
         if (!store)
             return;
         store_codes<bits_of_stream(0), shift_of_stream(0), ALIGNED>(row, group, low, high);
-        store_later<1, ALIGNED>(rows, place, low, high);
+        store_later<1, ALIGNED>(token, low, high);
     }
 
     // Codes of a run, whatever it is.
-    __device__ __forceinline__ void write_part(int begin, const Rows &rows) const
+    __device__ __forceinline__ void write_part(int begin) const
     {
         for (int i = 0; i < RUN; i += 2) {
-            u32 codes[2];
+            u32 pair[2];
             for (int j = 0; j < 2; j++) {
                 const int t = min(max(begin + i + j, first), stop - 1);
-                codes[j] = codes_of<true>(load(t), units_of(t), cells);
+                pair[j] = codes_of<true>(load(t), units_of(t), cells);
             }
             const int t = begin + i + (lane & 1);
             const bool store = t >= first && t < stop && writes;
-            store_tokens<false>(rows, rows.codes[0] + (t - first) * row_bytes(bits_of_stream(0)),
-                                STREAMS > 1 && store ? places[t] : 0, store, codes[0], codes[1]);
+            store_tokens<false>(codes + (t - first) * row_bytes(bits_of_stream(0)), t, store, pair[0], pair[1]);
         }
     }
 
-    __device__ __forceinline__ void write_run(int begin, const Quad *x, const Rows &rows) const
+    __device__ __forceinline__ void write_run(int begin, const Quad *x) const
     {
         const Units units = units_of(begin);
-        u8 *const row = rows.codes[0] + (begin + (lane & 1) - first) * row_bytes(bits_of_stream(0));
-        const int *const place = places + begin + (lane & 1);
+        const int token = begin + (lane & 1);
+        u8 *const row = codes + (token - first) * row_bytes(bits_of_stream(0));
 #pragma unroll
         for (int i = 0; i < RUN; i += 2)
-            store_tokens<true>(rows, row + i * row_bytes(bits_of_stream(0)), STREAMS > 1 ? place[i] : 0, true,
-                               codes_of<false>(x[i], units, cells), codes_of<false>(x[i + 1], units, cells));
+            store_tokens<true>(row + i * row_bytes(bits_of_stream(0)), token + i, true, codes_of<false>(x[i], units, cells),
+                               codes_of<false>(x[i + 1], units, cells));
     }
 };
 
@@ -332,7 +348,17 @@ __device__ __forceinline__ void encode_tile(const View &view, const Job &job, in
     const int fields = at.chunks * TILE;
     int *const least = shared, *const most = least + fields;
     float *const pivot = (float *)(most + fields), *const total = pivot + fields;
-    int *const places = LYNX ? (int *)(total + fields) : (int *)pivot;
+    u8 **const later = (u8 **)(LYNX ? total + fields : pivot);
+
+    const int quad = number * (TILE / 4) + lane, head = 4 * quad / PADDED, position = 4 * quad % PADDED;
+    const int there = head >= HEADS ? 0 : max(min(SIZE - position, 4), 0);
+    const int index = number * (TILE / 8) + lane / 2;
+    const Tile tile = {view,  job,   at,    status, anchor, first, stop,  head * SIZE + position, there, column_of(view, head, position),
+                       lane,  least, most,  pivot,  total,  anchor + at.data, later, cells, group_of(index), index < GROUPS};
+    const int runs = (tokens + RUN - 1) / RUN;
+    Quad x[RUN];
+    if (warp < runs && tile.whole(warp * RUN))
+        load_run(tile, warp * RUN, x);
 
     for (int i = thread; i < fields; i += THREADS) {
         least[i] = 0x7FFFFFFF;
@@ -342,8 +368,14 @@ __device__ __forceinline__ void encode_tile(const View &view, const Job &job, in
         for (int i = thread; i < CELLS; i += THREADS)
             cells[i] = (cell_table[i] - (i << CELL_SHIFT) + (7 << CELL_SHIFT)) * 4;
     if (STREAMS > 1)
-        for (int t = first + thread; t < stop; t += THREADS)
-            places[t] = place_of(fine, at.fine, t, first);
+        for (int t = first + thread; t < stop; t += THREADS) {
+            const int place = place_of(fine, at.fine, t, first);
+            for (int s = 1; s < STREAMS; s++) {
+                const int row = row_bytes(bits_of_stream(s));
+                later[(s - 1) * tokens + t] = place >= 0 ? piece + job.at[s] + place * row
+                                                         : anchor + at.fine_rows(job, s) + ~place * row;
+            }
+        }
     if (thread == 0)
         cut = false;
     if (number == 0) {
@@ -354,17 +386,10 @@ __device__ __forceinline__ void encode_tile(const View &view, const Job &job, in
     }
     __syncthreads();
 
-    const int quad = number * (TILE / 4) + lane, head = 4 * quad / PADDED, position = 4 * quad % PADDED;
-    const int there = head >= HEADS ? 0 : max(min(SIZE - position, 4), 0);
-    const int index = number * (TILE / 8) + lane / 2;
-    const Tile tile = {view,  job,   at,    status, anchor, first, stop,  head * SIZE + position, there, column_of(view, head, position),
-                       lane,  least, most,  pivot,  total,  places, cells, group_of(index), index < GROUPS};
-    const int runs = (tokens + RUN - 1) / RUN;
-    Quad x[RUN];
-
     for (int run = warp; run < runs; run += WARPS) {
         if (tile.whole(run * RUN)) {
-            load_run(tile, run * RUN, x);
+            if (run != warp)
+                load_run(tile, run * RUN, x);
             tile.look_at_run(run * RUN, x);
         } else {
             tile.look_at_part(run * RUN);
@@ -374,20 +399,17 @@ __device__ __forceinline__ void encode_tile(const View &view, const Job &job, in
         return;
     __syncthreads();
 #if LYNX
-    for (int half = 0; half < 2; half++) {
-        for (int run = warp; run < runs; run += WARPS) {
-            if (run % 2 != half)
-                continue;
-            if (!tile.whole(run * RUN)) {
-                tile.add_part(run * RUN);
-                continue;
-            }
-            if (runs > WARPS)
-                load_run(tile, run * RUN, x);
-            tile.add_run(run * RUN, x);
+    static_assert(CHUNK == RUN);
+    for (int run = warp; run < runs; run += WARPS) {
+        if (!tile.whole(run * RUN)) {
+            tile.add_part(run * RUN);
+            continue;
         }
-        __syncthreads();
+        if (runs > WARPS)
+            load_run(tile, run * RUN, x);
+        tile.add_run(run * RUN, x);
     }
+    __syncthreads();
 #endif
 
     const float levels = WIDE ? 65535.0f : 255.0f;
@@ -422,18 +444,21 @@ __device__ __forceinline__ void encode_tile(const View &view, const Job &job, in
 
     float *const base = (float *)least, *const per_unit = (float *)most;
     bool escape = false;
-    for (int i = thread; i < fields; i += THREADS) {
-        const int k = i / TILE, c = i % TILE, index = number * TILE + c, of_head = index % PADDED;
-        if (index >= GROUPS * 8 || of_head >= SIZE) {
+    const int c = thread % TILE, channel = number * TILE + c, of_head = channel % PADDED;
+    const bool is_there = channel < GROUPS * 8 && of_head < SIZE;
+    const float low = page_low[c], step = page_step[c], inverse = page_inverse[c];
+    for (int k = thread / TILE; k < at.chunks; k += THREADS / TILE) {
+        const int i = k * TILE + c;
+        if (!is_there) {
             base[i] = 0.0f;
             per_unit[i] = 0.0f;
             continue;
         }
-        const float low = page_low[c], step = page_step[c], inverse = page_inverse[c];
         const float smallest = unordered(least[i]), largest = unordered(most[i]);
         const int chunk = (first / CHUNK + k) * CHUNK, coded = min(stop, chunk + CHUNK) - max(first, chunk);
 #if LYNX
-        const float mean = __fadd_rn(pivot[i], __fmul_rn(total[i], __fdiv_rn((float)CHUNK, (float)coded)));
+        const float share = coded == CHUNK ? total[i] : __fmul_rn(total[i], __fdiv_rn((float)CHUNK, (float)coded));
+        const float mean = __fadd_rn(pivot[i], share);
         const float field1 = clamp(floorf(__fadd_rn(__fmul_rn(__fsub_rn(mean, low), inverse), 0.5f)), levels);
         const float origin = __fadd_rn(low, __fmul_rn(step, field1));
         const float deviation = fmaxf(__fsub_rn(largest, origin), __fsub_rn(origin, smallest));
@@ -454,7 +479,7 @@ __device__ __forceinline__ void encode_tile(const View &view, const Job &job, in
         per_unit[i] = length != 0.0f ? __fdiv_rn(units, length) : 0.0f;
         const float spread = __fsub_rn(largest, smallest), extent = spread > 0.0f ? spread : fabsf(smallest);
         escape |= coded >= ESCAPE_TOKENS && length > 0.0f && extent < __fmul_rn(ESCAPE_STEPS, step);
-        const int where = k * CHANNELS + index / PADDED * SIZE + of_head;
+        const int where = k * CHANNELS + channel / PADDED * SIZE + of_head;
         if (WIDE) {
             store16(anchor + at.chunk_low + 2 * where, (u32)field1);
             store16(anchor + at.chunk_scale + 2 * where, (u32)field2);
@@ -467,23 +492,19 @@ __device__ __forceinline__ void encode_tile(const View &view, const Job &job, in
         atomicOr(&status->flags, WIDE_PAGE);
     __syncthreads();
 
-    Rows rows;
-    u64 lowest_bits = 0;
+    u64 lowest_bits = (u64)(anchor + at.data);
 #pragma unroll
-    for (int s = 0; s < STREAMS; s++) {
-        rows.codes[s] = s ? piece + job.at[s] : anchor + at.data;
-        rows.fine[s] = s ? anchor + at.fine_rows(job, s) : nullptr;
-        lowest_bits |= (u64)rows.codes[s] | (s && at.fine ? (u64)rows.fine[s] : 0);
-    }
+    for (int s = 1; s < STREAMS; s++)
+        lowest_bits |= (u64)(piece + job.at[s]) | (at.fine ? (u64)(anchor + at.fine_rows(job, s)) : 0);
     const bool quick = whole_tiles() && lowest_bits % (bits_of_stream(0) == 8 ? 8 : 4) == 0 && !cut;
     for (int run = warp; run < runs; run += WARPS) {
         const int begin = run * RUN;
         if (quick && tile.whole(begin)) {
             if (runs > WARPS)
                 load_run(tile, begin, x);
-            tile.write_run(begin, x, rows);
+            tile.write_run(begin, x);
         } else if (begin < stop && begin + RUN > first) {
-            tile.write_part(begin, rows);
+            tile.write_part(begin);
         }
     }
 }

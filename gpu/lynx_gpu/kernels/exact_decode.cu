@@ -16,7 +16,7 @@ __device__ __forceinline__ void gather_codes(const u8 *piece, const Job &job, co
             row = piece + job.at[STREAM] + (i64)place * row_bytes(bits);
         else
             row += at.fine_rows(job, STREAM) + (i64)~place * row_bytes(bits);
-        add_codes<bits, shift_of_stream(STREAM)>(load_planes<bits, false>(row, group), low, high);
+        add_codes<bits, shift_of_stream(STREAM)>(load_planes<bits>(row, group), low, high);
         gather_codes<STREAM + 1>(piece, job, at, token, place, group, low, high);
     }
 }

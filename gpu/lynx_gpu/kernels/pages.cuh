@@ -51,6 +51,8 @@ struct Sections {
     }
 };
 
+#define FEW_FINE 32 // positions of fine tokens that are counted one by one
+
 // A u16 at any address.
 struct Unaligned {
     u8 low, high;
@@ -61,6 +63,17 @@ struct Unaligned {
 // sorted positions of fine tokens are made of.
 template <class Position> __device__ __forceinline__ int place_of(const Position *fine, int count, int token, int first)
 {
+    if (count <= FEW_FINE) { // reads that do not wait for one another
+        int before = 0;
+        bool found = false;
+#pragma unroll 4
+        for (int i = 0; i < count; i++) {
+            const int position = (int)fine[i];
+            before += position < token;
+            found |= position == token;
+        }
+        return found ? ~before : token - first - before;
+    }
     int low = 0, high = count;
     while (low < high) {
         const int middle = (low + high) / 2;
