@@ -1,4 +1,4 @@
-"""One model on several caches of one length at once, with several texts behind each: what makes many samples affordable.
+"""One model on several caches of one length at once, several texts behind each: what makes many samples affordable.
 
 Rows are caches, one for every codec; branches are texts behind them that do not see each other, such as the questions
 about one document. All branches of all rows go through the model in one pass: weights are read once instead
@@ -101,7 +101,7 @@ class Batched:
 
     def losses(self, hidden: torch.Tensor, following: Sequence[int]) -> list[list[float]]:
         """Nats that each row pays for each of the tokens that follow, [rows, n]; the whole vocabulary counts."""
-        wanted = torch.tensor(list(following)).repeat(len(hidden)).split(_CHUNK)
+        wanted = torch.split(torch.tensor(list(following)).repeat(len(hidden)), _CHUNK)
         paid: list[float] = []
         for scores, tokens in zip(self._scores(hidden), wanted, strict=True):
             paid += torch.nn.functional.cross_entropy(scores, tokens, reduction="none").tolist()
@@ -111,7 +111,7 @@ class Batched:
     def _scores(self, hidden: torch.Tensor) -> Iterator[torch.Tensor]:
         head = self._model.get_output_embeddings()
         with torch.inference_mode():
-            for part in hidden.reshape(-1, hidden.shape[-1]).split(_CHUNK):
+            for part in torch.split(hidden.reshape(-1, hidden.shape[-1]), _CHUNK):
                 scores = head(part)
                 yield scores if self._cap is None else self._cap * torch.tanh(scores / self._cap)
 

@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 def fingerprint(sources: Sequence[str]) -> str:
     """Of the code in these files and folders of the repository (Python and C sources).
 
-    Of Python what it does counts: comments, docstrings and layout do not. `FILE:NAME` is one function or class of a file.
+    Of Python what it does counts: comments, docstrings and layout do not. `FILE:NAME` is a function or class of a file.
     """
     digest = xxhash.xxh3_64()
     for source in sources:

@@ -80,8 +80,8 @@ Found = dict[str, dict[str, Any]]
 def subject_digest(subject: Subject) -> str:
     """Of everything that a codec makes of a small cache from a seed: changes only if the codec changes what it does.
 
-    Keys and values with outliers, several layers and pages, raw, fine and other tokens: the sizes of all streams and the
-    values after each.
+    Keys and values with outliers, several layers and pages, raw, fine and other tokens: the sizes of all streams and
+    the values after each.
     """
     layout = _PROBE
     rng = np.random.default_rng(7)
@@ -100,7 +100,7 @@ def subject_digest(subject: Subject) -> str:
     coded = code(subject, probe, layout)
     digest = xxhash.xxh3_64(repr((subject, coded.stream_bytes, coded.exact_ok)).encode())
     for array in (*coded.anchor, *coded.full):
-        digest.update(np.ascontiguousarray(array).view(np.uint8))
+        digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()
 
 
@@ -177,9 +177,9 @@ def measure_prose(loaded: Any, ids: Sequence[int], following: Sequence[int], nam
 def measure_summary(loaded: Any, ids: Sequence[int], names: Sequence[str]) -> Found:
     """For each codec: agreement of its summary with that of the exact cache, accepted drafts, errors, bits.
 
-    All codecs write 64 tokens side by side. Drafts are the same as the text up to the first that is not, and up to there
-    one pass over the text on the anchors computes just what drafting computes. A codec of one stream is its own Q_full,
-    which would accept everything; its drafts are held against the exact text instead.
+    All codecs write 64 tokens side by side. Drafts are the same as the text up to the first that is not, and up to
+    there one pass over the text on the anchors computes just what drafting computes. A codec of one stream is its own
+    Q_full, which would accept everything; its drafts are held against the exact text instead.
     """
     made = Codings(loaded, ids[:-1], names)
     caches, rows = _distinct({_EXACT: made.exact, **_stages(made.coded)})
@@ -194,7 +194,9 @@ def measure_summary(loaded: Any, ids: Sequence[int], names: Sequence[str]) -> Fo
                 accepted[name] = matching(chosen, full[name])
     attention = Attention(loaded.model, captured)
     errors = [attention.errors(cache)["attn_err_paper"] for cache in caches]
-    found: Found = {name: {"accepted": accepted[name], "bits_anchor": _bits_anchor(loaded, name, made)} for name in names}
+    found: Found = {
+        name: {"accepted": accepted[name], "bits_anchor": _bits_anchor(loaded, name, made)} for name in names
+    }
     for (name, stage), row in rows.items():
         if (name, stage) != _EXACT:
             found[name][stage] = {"score": rouge_l(written[row], exact), "vnmse": errors[row]}
@@ -207,9 +209,7 @@ def read_summary(loaded: Any, ids: Sequence[int]) -> tuple[CacheLayout, Capture]
     return made.layout, _summaries(loaded, made, ids[-1], [made.exact])[1]
 
 
-def _summaries(
-    loaded: Any, made: Codings, last: int, caches: Sequence[Pair]
-) -> tuple[list[list[int]], Capture]:
+def _summaries(loaded: Any, made: Codings, last: int, caches: Sequence[Pair]) -> tuple[list[list[int]], Capture]:
     """The text on each cache, the first of which is the exact one, and what reads that."""
     written: list[list[int]] = [[] for _ in caches]
     queries = []
@@ -242,7 +242,7 @@ def _distinct(caches: Mapping[Stage, Pair]) -> tuple[list[Pair], dict[Stage, int
     for stage, cache in caches.items():
         digest = xxhash.xxh3_128()
         for array in cache:
-            digest.update(np.ascontiguousarray(array).view(np.uint8))
+            digest.update(np.ascontiguousarray(array).data)
         rows[stage] = places.setdefault(digest.hexdigest(), len(found))
         if rows[stage] == len(found):
             found.append(cache)

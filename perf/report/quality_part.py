@@ -149,7 +149,9 @@ def _keys(name: str, group: Group, text: Text | Task, digests: Mapping[str, str]
     """The cells of a text, by codec; drafts of the anchors of other widths are counted on summaries."""
     key = {"what": group.kind, "model": name, "tokens": group.tokens, "text": _digest(text)}
     return {
-        label: {**key, "codec": digest} for label, digest in digests.items() if group.kind == "summary" or label in SERIES
+        label: {**key, "codec": digest}
+        for label, digest in digests.items()
+        if group.kind == "summary" or label in SERIES
     }
 
 

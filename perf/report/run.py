@@ -30,12 +30,12 @@ from perf.report.series import SERIES
 from perf.report.tasks import CHECKED, make_task
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from perf.report.corpus import Corpus
     from perf.report.scope import Progress, Scope
 
-__all__ = ["FORMAT", "PARTS", "merged", "measure"]
+__all__ = ["FORMAT", "PARTS", "measure", "merged"]
 
 FORMAT = 2
 DECIDING = ("numpy", "torch", "transformers")

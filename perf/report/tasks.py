@@ -129,12 +129,12 @@ def make_text(tokenizer: Any, corpus: Corpus, number: int, tokens: int) -> Text:
     for who, count, behind in zip(people[len(DEPTHS) :], counts, DEPTHS, strict=True):
         depth = round(behind - 0.1, 1)
         facts.append((depth, f"{who} owns a collection of {count} old {thing}."))
-        asked.append(
-            ("questions", f"How many {thing} has {who} collected?", f"{who} has collected", str(count), depth)
-        )
+        asked.append(("questions", f"How many {thing} has {who} collected?", f"{who} has collected", str(count), depth))
     before = _frame(tokenizer, "", "")[0]
     room = tokens - len(before)
-    body = _with_facts(tokenizer, _enough(corpus.from_start(number * _STEP + number // (SAMPLES // _STEP), SAMPLES), room), facts, room)
+    body = _with_facts(
+        tokenizer, _enough(corpus.from_start(number * _STEP + number // (SAMPLES // _STEP), SAMPLES), room), facts, room
+    )
     questions = tuple(
         Question(task, tuple(_frame(tokenizer, question, lead)[1]), answer, depth)
         for task, question, lead, answer, depth in asked
@@ -142,7 +142,9 @@ def make_text(tokenizer: Any, corpus: Corpus, number: int, tokens: int) -> Text:
     return Text((*before, *body), questions)
 
 
-def make_task(tokenizer: Any, corpus: Corpus, name: Literal["summary", "prose"], number: int, tokens: int, steps: int) -> Task:
+def make_task(
+    tokenizer: Any, corpus: Corpus, name: Literal["summary", "prose"], number: int, tokens: int, steps: int
+) -> Task:
     """Task `number`, for a cache of exactly `tokens` tokens.
 
     Args:
