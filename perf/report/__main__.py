@@ -81,7 +81,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _measured(options: argparse.Namespace, arguments: list[str], progress: Progress) -> dict[str, object]:
-    from perf.report.run import FORMAT, measure
+    from perf.report.parts import FORMAT
+    from perf.report.run import measure
 
     found: list[dict[str, object]] = []
     held = options.out / "results.json"

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import lynx_net
 from lynx_net.serdes.split import Situation
-from perf.report.measure_time import AnchorOnly
-from perf.report.series import SERIES, codec_plan
+from perf.report.series import SERIES, AnchorOnly, codec_plan
 from perf.splits import receive
 
 if TYPE_CHECKING:

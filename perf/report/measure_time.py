@@ -23,7 +23,7 @@ from lynx_net.wire.frames import HEADER_BYTES
 from perf.report.device import SHAPES, noise_prompt
 from perf.report.prefill_process import TransferRequest, dtype_of, load_model
 from perf.report.scope import PAPER_RESIDUAL_TOKENS
-from perf.report.series import SERIES, codec_plan
+from perf.report.series import SERIES, AnchorOnly, codec_plan
 from perf.report.tasks import make_task
 
 if TYPE_CHECKING:
@@ -57,19 +57,6 @@ _LOWEST_RATE = "5Mbit"
 _POLL_S = 0.004
 _SILENCE_S = 60.0
 """A prefill of thousands of tokens on a busy machine may keep the other process from answering for long."""
-
-
-class AnchorOnly:
-    """A transfer of which the decode loop sees the first stream only: it decodes plainly as soon as that is in.
-
-    The others still arrive and are decoded into the cache; how long a token takes does not depend on what it is.
-    """
-
-    stream_names = ("anchor",)
-
-    def __init__(self, transfer: IncomingTransfer) -> None:
-        self.offer, self.offered_at_s = transfer.offer, transfer.offered_at_s
-        self.anchor_ready = self.residual_ready = self.exact_ready = transfer.anchor_ready
 
 
 class Timing:

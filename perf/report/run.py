@@ -17,17 +17,16 @@ import lynx_net
 from lynx_net.demo.results import machine_facts
 from lynx_net.integrations.transformers import layout_of
 from lynx_net.integrations.weights import cache_folder
-from lynx_net.wire.layout import CacheLayout
 from perf.quality import MODELS
 from perf.report import measure_concurrent, measure_quality, measure_time, predict, quality_part
 from perf.report.cells import Cells, fingerprint
 from perf.report.corpus import load_corpus
 from perf.report.device import SHAPES, check_device
-from perf.report.figure import only, samples
 from perf.report.measure_peers import SOURCES as PEER_SOURCES
 from perf.report.measure_peers import measure_codecs, measure_transports
+from perf.report.parts import PARTS, SCALING_MODEL, TITLES, merged
 from perf.report.series import SERIES
-from perf.report.tasks import CHECKED, make_task
+from perf.report.tasks import make_task
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,31 +34,14 @@ if TYPE_CHECKING:
     from perf.report.corpus import Corpus
     from perf.report.scope import Progress, Scope
 
-__all__ = ["FORMAT", "PARTS", "measure", "merged"]
+__all__ = ["measure"]
 
-FORMAT = 2
 DECIDING = ("numpy", "torch", "transformers")
 """Packages that figures of quality may depend on."""
 
 PACKAGES = ("numpy", "numba", "torch", "transformers", "matplotlib", "scipy")
-TITLES = {"smollm2": "SmolLM2-135M", "gemma3": "Gemma 3 270M"}
-SCALING_MODEL = "smollm2"
-
 IDLE_LOAD = 0.5
 """Processes that wanted a core, over the last minute; with more the page says that the machine was busy."""
-
-PARTS: Mapping[str, tuple[str, ...]] = {
-    "time": ("transfers", "passes", "reference", "shapes", "speeds", "sends"),
-    "quality": quality_part.FIELDS,
-    "peers": ("peers", "transports"),
-}
-"""Which fields of the raw results belong to which part."""
-
-_EMPTY: Mapping[str, Any] = {
-    **dict.fromkeys(("transfers", "sends", "peers", *quality_part.FIELDS), ()),
-    **{name: {} for name in ("passes", "reference", "shapes", "speeds")},
-    "transports": {"mib": [], "figures": {}},
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,52 +124,6 @@ async def measure(
     return merged(found, earlier)
 
 
-def merged(found: Mapping[str, Mapping[str, Any]], earlier: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The raw results of parts that were measured now and, for the others, of earlier results.
-
-    Args:
-        found: part -> its `fields` and what is told `about` it.
-    """
-    results: dict[str, Any] = {"format": FORMAT, "parts": dict(earlier["parts"]) if earlier else {}}
-    for part, names in PARTS.items():
-        source = found[part]["fields"] if part in found else (earlier or _EMPTY)
-        results |= {name: source[name] for name in names}
-        if part in found:
-            results["parts"][part] = found[part]["about"]
-    about = results["parts"]
-    first = about.get("time") or next(iter(about.values()))
-    models = {name: title for name, title in TITLES.items() if any(name in one["models"] for one in about.values())}
-    results |= {
-        "command": first["command"],
-        "version": first["version"],
-        "date": max(one["date"] for one in about.values()),
-        "machine": first["machine"],
-        "took_s": sum(one["took_s"] for one in about.values()),
-        "settings": {
-            "quick": any(one["scope"]["quick"] for one in about.values()),
-            "scope": first["scope"],
-            "models": models,
-            "time_models": {name: TITLES.get(name) or SHAPES[name].title for name in results["reference"]},
-            "reference": results["reference"],
-            "passes_s": results["passes"],
-            "checked_tasks": list(CHECKED),
-            "scaling_model": SCALING_MODEL if SCALING_MODEL in models else next(iter(models)),
-            "codecs": {name: repr(series.subject) for name, series in SERIES.items()},
-            "concurrent": {
-                "requests": measure_concurrent.REQUESTS,
-                "tokens": first["scope"]["text_tokens"],
-                "rate_bps": measure_concurrent.RATE_BPS,
-                "decode_token_s": measure_concurrent.DECODE_TOKEN_S,
-            },
-            "notes": list(dict.fromkeys(note for one in about.values() for note in one["notes"])),
-        },
-    }
-    stands = _stands(results)
-    results["concurrent"] = measure_concurrent.decoded(results["sends"], stands)
-    results["simulator"] = _simulator(results, stands)
-    return results
-
-
 async def _time(run: _Run) -> tuple[dict[str, Any], Cells]:
     """All times; nothing else runs meanwhile."""
     known = {name: run.machine[name] for name in ("processor", "cores", "python", "packages")}
@@ -254,30 +190,6 @@ def _peers(run: _Run) -> tuple[dict[str, Any], Cells]:
     for name in run.models:
         found += measure_codecs(run.loaded(name, 1), name, run.corpus, run.scope, cells, run.progress)
     return {"peers": found, "transports": measure_transports(run.scope, cells, run.progress)}, cells
-
-
-def _stands(results: Mapping[str, Any]) -> dict[str, list[int]]:
-    """How many drafts stand, of every recorded prompt of both models."""
-    return {
-        name: [int(one) for one in samples(only(results["drafts"], series=name), "accepted")]
-        for name in ("lynx", "default")
-    }
-
-
-def _simulator(results: Mapping[str, Any], stands: Mapping[str, Sequence[int]]) -> dict[str, Any]:
-    layouts = {
-        name: CacheLayout(
-            layers=one["layers"], tokens=1, heads=one["heads"], key_size=one["size"], value_size=one["size"]
-        )
-        for name, one in results["shapes"].items()
-    }
-    transfers = [one for one in results["transfers"] if one["model"] in layouts]
-    known = all(stands.values()) and results["speeds"]
-    return {
-        "checked": predict.checked(transfers, results["passes"], results["speeds"], layouts),
-        "predicted": predict.predicted(stands, next(iter(results["speeds"].values()))) if known else [],
-        "assumptions": predict.assumptions(),
-    }
 
 
 def _notes(part: str, run: _Run) -> list[str]:

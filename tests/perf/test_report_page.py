@@ -18,6 +18,7 @@ if not all(importlib.util.find_spec(needed) for needed in ("matplotlib", "scipy"
 
 from perf.report.build import FIGURES, write
 from perf.report.draw import ACCENTS, GRID, INK, PAPER, color
+from perf.report.parts import PARTS, merged
 from perf.report.series import SERIES
 
 if TYPE_CHECKING:
@@ -104,9 +105,6 @@ def test_plots_have_a_title_and_follow_the_color_scheme(folder: Path) -> None:
 
 
 def test_parts_that_were_not_measured_are_named_and_added_later(tmp_path: Path) -> None:
-    pytest.importorskip("transformers")
-    from perf.report.run import PARTS, merged
-
     whole = reportkit.canned()
     whole["sends"] = [
         {"series": "int8", "round": 0, "receivers": [{"known_bits": [], "made_s": [], "verified_s": 1.0}]}
