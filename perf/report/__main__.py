@@ -56,6 +56,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--from", type=Path, dest="results", metavar="FILE", help="draw from raw results; measure nothing"
     )
+    parser.add_argument(
+        "--readme", action="store_true", help="DIR is in this repository: put its figures into README.md, too"
+    )
     return parser.parse_args(arguments)
 
 
@@ -73,11 +76,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             results = _measured(options, list(sys.argv[1:] if arguments is None else arguments), progress)
         page = write(results, options.out)
+        if options.readme:
+            publish(options.out)
     except (LynxError, OSError) as error:
         progress.tell(f"perf.report: {error}")
         return 1
     progress.tell(f"written: {page}")
     return 0
+
+
+def publish(folder: Path) -> None:
+    """Put the figures of results in this repository into README.md."""
+    from perf.report.readme import README, ROOT, rewritten
+
+    inside = folder.resolve().relative_to(ROOT).as_posix()
+    README.write_text(rewritten(README.read_text("utf-8"), inside), "utf-8")
 
 
 def _measured(options: argparse.Namespace, arguments: list[str], progress: Progress) -> dict[str, object]:

@@ -127,7 +127,9 @@ def _quality_verdict(results: Results, model: str, title: str, task: str) -> lis
 def _word(ratio: Estimate, bound: float) -> str:
     if ratio.value > bound:
         return "does not hold"
-    return "holds" if ratio.high is not None and ratio.high <= bound else "holds; the interval reaches beyond"
+    if ratio.high is None:
+        return "holds, of one sample"
+    return "holds" if ratio.high <= bound else "holds; the interval reaches beyond"
 
 
 def notes_of(results: Results) -> list[str]:

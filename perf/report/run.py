@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import functools
 import os
 import shlex
 from dataclasses import dataclass
@@ -15,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import lynx_net
 from lynx_net.demo.results import machine_facts
-from lynx_net.integrations.transformers import layout_of
 from lynx_net.integrations.weights import cache_folder
 from perf.quality import MODELS
 from perf.report import measure_concurrent, measure_quality, measure_time, predict, quality_part
@@ -29,9 +29,10 @@ from perf.report.series import SERIES
 from perf.report.tasks import make_task
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from perf.report.corpus import Corpus
+    from perf.report.measure_quality import Codings
     from perf.report.scope import Progress, Scope
 
 __all__ = ["measure"]
@@ -56,17 +57,30 @@ class _Run:
     machine: Mapping[str, Any]
     fresh: bool
     threads: int
+    held: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def cells(self, basis: Mapping[str, Any]) -> Cells:
         return Cells(cache_folder() / "report" / "cells", basis, fresh=self.fresh)
 
     def loaded(self, name: str, threads: int) -> Any:
-        """A model on so many threads of torch."""
+        """A model on so many threads of torch; loaded once."""
         import torch
 
-        self.progress.tell(f"{name}: loading the model")
         torch.set_num_threads(threads)
-        return MODELS[name].load(fetch=True)
+        if name not in self.held:
+            self.progress.tell(f"{name}: loading the model")
+            self.held[name] = MODELS[name].load(fetch=True)
+        return self.held[name]
+
+    def cache_of(self, name: str) -> Callable[[], Codings]:
+        """The cache of the first summary, prefilled at the first call."""
+
+        def prefilled() -> Codings:
+            loaded = self.loaded(name, self.threads)
+            prompt = make_task(loaded.tokenizer, self.corpus, "summary", 0, self.scope.text_tokens, 0).prompt
+            return measure_quality.Codings(loaded, prompt[:-1], ())
+
+        return functools.cache(prefilled)
 
 
 async def measure(
@@ -138,28 +152,19 @@ async def _time(run: _Run) -> tuple[dict[str, Any], Cells]:
         )
         fields["transfers"] += made["transfers"]
         fields["passes"][name], fields["reference"][name] = made["passes"], made["reference"]
-    loaded: Any = None
-    for name in reversed(run.models):
-        loaded = run.loaded(name, 1)
-        layout = layout_of(loaded.model.config, run.scope.text_tokens, dtype="bfloat16")
-        fields["shapes"][name] = {"layers": layout.layers, "heads": layout.heads, "size": layout.key_size}
+        if device == "cpu":
+            fields["shapes"][name] = made["shape"]
+    caches = {name: run.cache_of(name) for name in run.models}
+    for name, cache in caches.items():
         fields["speeds"][name] = {
             series: cells.get(
-                {"what": "speed", "subject": repr(one.subject), "heads": layout.heads, "size": layout.key_size},
-                lambda s=one.subject, at=layout: predict.codec_speeds(s, at.heads, at.key_size),
+                {"what": "speed", "subject": repr(one.subject), "model": name, "tokens": run.scope.time_tokens},
+                lambda s=one.subject, c=cache: predict.codec_speeds(s, c(), run.scope.time_tokens),
             )
             for series, one in SERIES.items()
         }
-    prompt = make_task(loaded.tokenizer, run.corpus, "summary", 0, run.scope.text_tokens, 0).prompt
-    held: list[Any] = []
-
-    def cache() -> Any:
-        if not held:
-            held.append(measure_quality.Codings(loaded, prompt[:-1], ()))
-        return held[0]
-
     fields["sends"] = await measure_concurrent.measure_concurrent(
-        cache, run.scope.text_tokens, run.scope.concurrent_rounds, cells, run.progress
+        caches[run.models[0]], run.scope.text_tokens, run.scope.concurrent_rounds, cells, run.progress
     )
     return fields, cells
 
