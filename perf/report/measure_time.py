@@ -115,6 +115,7 @@ class Timing:
             if anchor_only
             else transfer.stats.total_bytes + HEADER_BYTES * transfer.stats.segments,
             "values": transfer.offer.layout.values,
+            "wire_share": 1 + HEADER_BYTES * transfer.stats.segments / transfer.stats.total_bytes,
             "stream_bytes": list(transfer.stats.stream_bytes)[: 1 if anchor_only else None],
             "drafted": done.drafted,
             "accepted": done.accepted,

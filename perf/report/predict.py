@@ -144,7 +144,7 @@ def _predict(record: Record, pass_s: Mapping[str, float], speed: Mapping[str, An
     streams = len(record["stream_bytes"])
     slower = record["plain_step_s"] / pass_s["1"]
     case = Case(
-        stream_bytes=tuple(record["stream_bytes"]),
+        stream_bytes=tuple(round(one * record["wire_share"]) for one in record["stream_bytes"]),
         values=record["values"],
         pages=2 * layout.layers * -(-record["tokens"] // PAGE_TOKENS),
         rate_bps=record["rate_bps"],

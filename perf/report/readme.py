@@ -33,9 +33,9 @@ def block_of(results: Mapping[str, Any], folder: str) -> str:
     samples = "few samples a cell" if results["settings"]["quick"] else "100 samples a cell and more"
     lines += [
         "",
-        f"Made by `{results['command']}` on {results['date']}, {samples}, on {machine['processor']}, {machine['cores']} "
-        f"cores (load {machine['load_before']:g} before); medians, in brackets intervals of 95 %. All of it: "
-        f"[{folder}]({folder}).",
+        f"Made by `{results['command']}` on {results['date']}, {samples}, on {machine['processor']}, "
+        f"{machine['cores']} cores (load {machine['load_before']:g} before); medians, in brackets intervals of 95 %. "
+        f"All of it: [{folder}]({folder}).",
     ]
     return "\n".join(lines) + "\n"
 
