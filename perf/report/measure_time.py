@@ -51,7 +51,7 @@ NEW_TOKENS = 64
 PASSES = (1, 8, 16, 24, 32, 65)
 """Tokens of the forward passes that are timed for the simulator."""
 
-PLAIN_TOKENS = 8
+PLAIN_TOKENS = 4
 """Decoded plainly behind each transfer, for the simulator: a machine is not equally fast all the time."""
 
 _ROOM = 2 * NEW_TOKENS + 16
@@ -201,7 +201,7 @@ def spent(record: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def calibrate(model: TransformersModel, tokens: int, repeats: int = 5) -> dict[str, float]:
+def calibrate(model: TransformersModel, tokens: int, repeats: int = 3) -> dict[str, float]:
     """Seconds of forward passes behind a cache of this many tokens, by their number of tokens. Blocks."""
     found: dict[str, float] = {}
     for count in PASSES:
