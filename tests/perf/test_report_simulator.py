@@ -118,3 +118,11 @@ def test_a_prediction_counts_headers_and_how_fast_the_machine_was_at_the_time() 
     assert found["ttft_s"]["predicted"] == pytest.approx(1.25 + 0.2, abs=0.01)
     assert found["tt32t_s"]["predicted"] == pytest.approx(1.25 + 32 * 0.2, abs=0.01)
     assert found["tt64t_s"]["measured"] == [3.0]
+
+
+def test_a_cache_whose_residual_is_empty_has_its_first_draft_verified_at_once() -> None:
+    case = Case(
+        stream_bytes=(1_000_000, 0), values=1_000_000, pages=10, rate_bps=8e6, latency_s=0.0, encode_value_s=0.0,
+        decode_value_s=(0.0, 0.0), pass_s={1: 0.1, 2: 0.1},
+    )  # fmt: skip
+    assert token_times_s(case, 64, 2) == pytest.approx([1.1, 1.2])
