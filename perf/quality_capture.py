@@ -26,7 +26,19 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["STEPS", "Capture", "Greedy", "Kind", "capture", "captures", "fill", "matching", "prompt_tokens", "widen"]
+__all__ = [
+    "STEPS",
+    "Capture",
+    "Greedy",
+    "Kind",
+    "bfloat16_bits",
+    "capture",
+    "captures",
+    "fill",
+    "matching",
+    "prompt_tokens",
+    "widen",
+]
 
 Kind = Literal["chat", "text", "prose"]
 """chat: the chat template, answered greedily; text: plain text, continued greedily; prose: text and what follows it."""
@@ -139,7 +151,9 @@ def capture(model: Any, prompt: Sequence[int], tokens: int, kind: Kind, steps: i
     """Prefill a prompt, decode `steps` tokens that follow, and record how they read the cache."""
     prefilled = prefill(model, prompt[:tokens], score_queries=SCORE_QUERIES)
     assert prefilled.scores is not None
-    keys, values = (np.stack([_bfloat16(array) for array in arrays]) for arrays in (prefilled.keys, prefilled.values))
+    keys, values = (
+        np.stack([bfloat16_bits(array) for array in arrays]) for arrays in (prefilled.keys, prefilled.values)
+    )
     greedy = Greedy(model, tokens)
     fill(greedy.cache, widen(keys), widen(values))
     last = prompt[tokens]
@@ -186,6 +200,6 @@ def _save(made: Capture, file: Path) -> None:
         Path(name).unlink(missing_ok=True)
 
 
-def _bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+def bfloat16_bits(values: NDArray[np.float32]) -> NDArray[np.uint16]:
     """Bits of the nearest bfloat16."""
     return torch.from_numpy(np.ascontiguousarray(values)).to(torch.bfloat16).view(torch.uint16).numpy()

@@ -1,9 +1,9 @@
-"""One codec of another project on a cache: `python -m perf.peers.codec_child NAME IN.npz OUT.npz`, in its environment.
+"""Codecs of another project on a cache: `python -m perf.peers.codec_child IN.npz NAME:BITS:AXIS ...`.
 
-IN has "keys" and "values", bits of bfloat16 as uint16 [layers, tokens, heads, size], and "raw_head": so many first
-tokens are not coded but counted with 16 bits, as for the codecs of this project. OUT gets both as float32, decoded.
-What was measured goes to standard output as a line of JSON: bytes of everything the decoder needs, and seconds of
-coding.
+Runs in the environment of the project. IN has "keys" and "values", bits of bfloat16 as uint16 [layers, tokens, heads,
+size], and "raw_head": so many first tokens are not coded but counted with 16 bits, as for the codecs of this
+project. What was measured goes to standard output as a line of JSON, for every codec bits a value of everything the
+decoder needs, the speed of coding, and a file beside IN with keys and values as float32, decoded; or why it failed.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ CODECS: dict[str, Callable[[np.ndarray, int, int], Coded]] = {
 }
 
 
-def main(name: str, count: int, axis: int, source: Path, out: Path) -> None:
+def main(name: str, count: int, axis: int, source: Path, out: Path) -> dict[str, Any]:
     """Code a whole cache, layer by layer."""
     with np.load(source) as held:
         arrays, raw = {kind: held[kind] for kind in ("keys", "values")}, int(held["raw_head"])
@@ -123,8 +123,18 @@ def main(name: str, count: int, axis: int, source: Path, out: Path) -> None:
         decoded[kind] = np.stack(parts)
     np.savez(out, **decoded)
     values = sum(stored.size for stored in arrays.values())
-    print(json.dumps({"bits": 8 * total_bytes / values, "encode_mvalues_s": coded_values / seconds / 1e6}))
+    return {"bits": 8 * total_bytes / values, "encode_mvalues_s": coded_values / seconds / 1e6, "out": str(out)}
+
+
+def told(job: str, number: int, source: Path) -> dict[str, Any]:
+    """What is said of one job; one that fails leaves the others alone."""
+    name, count, axis = job.split(":")
+    try:
+        return main(name, int(count), int(axis), source, source.with_name(f"out-{number}.npz"))
+    except Exception as error:  # whatever the library of others raises is what is reported
+        return {"failure": f"{type(error).__name__}: {error}"}
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]), Path(sys.argv[5]))
+    given = Path(sys.argv[1])
+    print(json.dumps([told(job, number, given) for number, job in enumerate(sys.argv[2:])]))

@@ -18,11 +18,11 @@ import numpy as np
 from perf.peers.environments import ENVIRONMENTS, Environment, Failure, build, child_environment, last_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-__all__ = ["CODECS", "PeerCodec", "run_codec", "set_up"]
+__all__ = ["CODECS", "PeerCodec", "run_codecs", "set_up"]
 
 RAW_HEAD = 4
 """As for the codecs of the report."""
@@ -80,35 +80,48 @@ def set_up(names: Iterable[str] = CODECS, folder: Path = ENVIRONMENTS) -> None:
             build(one, folder)
 
 
-def run_codec(
-    name: str, keys: NDArray[np.uint16], values: NDArray[np.uint16], folder: Path = ENVIRONMENTS
-) -> tuple[dict[str, Any], tuple[NDArray[np.float32], NDArray[np.float32]]]:
-    """Code a cache [layers, tokens, heads, size] with another project's codec.
+def run_codecs(
+    names: Sequence[str], keys: NDArray[np.uint16], values: NDArray[np.uint16], folder: Path = ENVIRONMENTS
+) -> Iterator[tuple[str, dict[str, Any] | Failure, tuple[NDArray[np.float32], NDArray[np.float32]] | None]]:
+    """Code a cache [layers, tokens, heads, size] with codecs of others, those of one environment in one process.
 
-    Returns:
-        `bits` a value and `encode_mvalues_s`, and the decoded keys and values.
-
-    Raises:
-        Failure: it is not installed, or it fails; says why.
+    Yields:
+        Each name with `bits` a value and `encode_mvalues_s`, and the decoded keys and values; or with a Failure that
+        says why there are none.
     """
-    codec = CODECS[name]
-    python = codec.environment.python(folder)
     with tempfile.TemporaryDirectory() as where:
-        source, out = Path(where) / "in.npz", Path(where) / "out.npz"
+        source = Path(where) / "in.npz"
         np.savez(source, keys=keys, values=values, raw_head=RAW_HEAD)
-        command = [python, "-m", "perf.peers.codec_child", codec.module, str(codec.bits), str(codec.axis)]
-        try:
-            done = subprocess.run(
-                [*command, str(source), str(out)],
-                env=child_environment(_ONE_THREAD),
-                capture_output=True,
-                text=True,
-                timeout=_RUN_LIMIT_S,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise Failure(f"nothing came in {_RUN_LIMIT_S} s") from error
-        if done.returncode:
-            raise Failure(f"it failed: {last_line(done.stderr)}")
-        with np.load(out) as held:
-            decoded = (held["keys"], held["values"])
-    return json.loads(done.stdout.strip().splitlines()[-1]), decoded
+        for environment in dict.fromkeys(CODECS[name].environment.name for name in names):
+            held = [name for name in names if CODECS[name].environment.name == environment]
+            try:
+                told = _run(held, source, folder)
+            except Failure as failure:
+                yield from ((name, failure, None) for name in held)
+                continue
+            for name, one in zip(held, told, strict=True):
+                if "failure" in one:
+                    yield name, Failure(f"it failed: {one['failure']}"), None
+                    continue
+                with np.load(one.pop("out")) as decoded:
+                    yield name, one, (decoded["keys"], decoded["values"])
+
+
+def _run(names: Sequence[str], source: Path, folder: Path) -> list[dict[str, Any]]:
+    """What the process says of each codec."""
+    python = CODECS[names[0]].environment.python(folder)
+    jobs = [f"{CODECS[name].module}:{CODECS[name].bits}:{CODECS[name].axis}" for name in names]
+    try:
+        done = subprocess.run(
+            [python, "-m", "perf.peers.codec_child", str(source), *jobs],
+            env=child_environment(_ONE_THREAD),
+            capture_output=True,
+            text=True,
+            timeout=_RUN_LIMIT_S,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise Failure(f"nothing came in {_RUN_LIMIT_S} s") from error
+    if done.returncode:
+        raise Failure(f"it failed: {last_line(done.stderr)}")
+    told: list[dict[str, Any]] = json.loads(done.stdout.strip().splitlines()[-1])
+    return told

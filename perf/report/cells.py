@@ -6,6 +6,7 @@ machine. A change of any of them is another cell; nothing is ever out of date.
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import tempfile
@@ -23,17 +24,41 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def fingerprint(sources: Sequence[str]) -> str:
-    """Of the code in these files and folders of the repository (Python and C sources)."""
+    """Of the code in these files and folders of the repository (Python and C sources).
+
+    Of Python what it does counts: comments, docstrings and layout do not. `FILE:NAME` is a function or class of a file.
+    """
     digest = xxhash.xxh3_64()
     for source in sources:
-        at = ROOT / source
+        path, _, name = source.partition(":")
+        at = ROOT / path
         files = [at] if at.is_file() else sorted(file for file in at.rglob("*") if file.suffix in (".py", ".c", ".txt"))
         if not files:
             raise FileNotFoundError(f"no sources in {at}")
         for file in files:
             digest.update(str(file.relative_to(ROOT)).encode())
-            digest.update(file.read_bytes())
+            digest.update(_meaning(file, name) if file.suffix == ".py" else file.read_bytes())
     return digest.hexdigest()
+
+
+def _meaning(file: Path, name: str) -> bytes:
+    """A Python file, or one definition in it, without what changes nothing."""
+    tree: ast.AST = ast.parse(file.read_text("utf-8"))
+    if name:
+        named = [one for one in ast.iter_child_nodes(tree) if getattr(one, "name", None) == name]
+        if len(named) != 1:
+            raise FileNotFoundError(f"no {name} in {file}")
+        tree = named[0]
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            node.body = [one for one in body if not _is_text(one)]  # type: ignore[attr-defined]
+    return ast.dump(tree).encode()
+
+
+def _is_text(node: ast.AST) -> bool:
+    """Whether a statement is a docstring, or a string that documents what stands before it."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
 class Cells:
@@ -63,6 +88,10 @@ class Cells:
     def held(self, key: Mapping[str, Any]) -> Any:
         """The cell if it was measured before, else None."""
         return self._read(file) if self._is_held(file := self._file(key)) else None
+
+    def has(self, key: Mapping[str, Any]) -> bool:
+        """Whether `held` gives a cell; reads nothing."""
+        return self._is_held(self._file(key))
 
     def put(self, key: Mapping[str, Any], value: Any) -> None:
         """Keep a cell; its file is whole or absent."""

@@ -9,7 +9,7 @@ from typing import Any
 from perf.report.series import SERIES
 from perf.report.stats import Estimate, estimate
 
-__all__ = ["Block", "Record", "Results", "Table", "cell", "only", "present", "values"]
+__all__ = ["Block", "Record", "Results", "Table", "by_text", "cell", "only", "present", "values"]
 
 Results = Mapping[str, Any]
 """The whole raw JSON."""
@@ -33,7 +33,7 @@ class Block:
     Attributes:
         name: of its anchor and of its SVG file.
         title: its heading.
-        paper: which figure or table of the paper it answers; empty for what goes beyond it.
+        paper: which figure or table of the paper it answers; empty for what goes beyond it, None to say neither.
         caption: what is shown and what is to be seen.
         svg: the plot, None for a table alone.
         tables: the same numbers, to read.
@@ -41,7 +41,7 @@ class Block:
 
     name: str
     title: str
-    paper: str
+    paper: str | None
     caption: str
     svg: str | None
     tables: Sequence[Table]
@@ -66,6 +66,16 @@ def values(records: Sequence[Record], field: str) -> list[Any]:
 def samples(records: Sequence[Record], field: str) -> list[float]:
     """A figure of every record that has it."""
     return [one[field] for one in records if one.get(field) is not None]
+
+
+def by_text(records: Sequence[Record]) -> dict[tuple[int, int], float]:
+    """Mean score of each text by its length and number: questions about one text share a cache, so texts are what
+    is drawn at random.
+    """
+    found: dict[tuple[int, int], list[float]] = {}
+    for one in records:
+        found.setdefault((one["tokens"], one.get("text", one["number"])), []).append(one["score"])
+    return {key: sum(scores) / len(scores) for key, scores in found.items()}
 
 
 def median_of(records: Sequence[Record], field: str) -> Estimate | None:

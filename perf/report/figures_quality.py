@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from perf.report.draw import ACCENTS, INK, band, color, errors_of, grouped_bars, legend_below, panels, themed_svg
-from perf.report.figure import Block, Table, cell, mean_of, median_of, only, present, samples, values
+from perf.report.figure import Block, Table, by_text, cell, mean_of, median_of, only, present, samples, values
 from perf.report.figures_time import accuracy, reference
 from perf.report.series import SERIES
 from perf.report.stats import Estimate, difference, estimate, holm, share
@@ -66,10 +66,11 @@ def quality(results: Results) -> Block:
         title="Quality of tasks by codec and context length",
         paper="Figures 8 and 12",
         caption=(
-            "Greedy answers on the cache as each codec leaves it. Needle: one invented fact in prose; question "
-            "answering: one of several such facts, asked in other words; depths from the beginning to the end. "
+            "Greedy answers on the cache as each codec leaves it. Needle: invented facts of five kinds in prose, each "
+            "asked in its own words; question answering: five facts of one kind, asked in other words; depths from the "
+            "beginning to the end. The cache is that of the text; the question stands behind it. "
             "Summary: agreement with the text of the bf16 cache, which is 1 by definition. Perplexity: of 64 tokens "
-            "of prose behind the cache. The last columns of the tables: difference from bf16, prompt by prompt, over "
+            "of prose behind the cache. The last columns of the tables: difference from bf16, text by text, over "
             "all lengths, with the p-value of a sign-flip test, corrected for the number of codecs (Holm)."
         ),
         svg=themed_svg(figure, "figure-8-12", "Quality of tasks by codec and context length"),
@@ -87,10 +88,10 @@ def _quality_table(
     percent: bool,
 ) -> Table:
     unit, digits, factor = (" %", 1, 100.0) if percent else ("", 3, 1.0)
-    exact = {(one["tokens"], one["number"]): one["score"] for one in only(found, series="bf16")}
+    exact = by_text(only(found, series="bf16"))
     differences = {}
     for name in bars:
-        mine = {(one["tokens"], one["number"]): one["score"] for one in only(found, series=name)}
+        mine = by_text(only(found, series=name))
         both = [key for key in mine if key in exact]
         if name != "bf16" and both:
             differences[name] = difference([mine[key] for key in both], [exact[key] for key in both])

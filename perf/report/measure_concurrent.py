@@ -12,21 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 import lynx_net
 from lynx_net.serdes.split import Situation
-from perf.report.measure_time import AnchorOnly
-from perf.report.series import SERIES, codec_plan
+from perf.report.series import SERIES, AnchorOnly, codec_plan
 from perf.splits import receive
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from lynx_net import IncomingTransfer, KVLink
-    from lynx_net.wire.layout import CacheLayout
-    from perf.quality_capture import Capture
     from perf.report.cells import Cells
+    from perf.report.measure_quality import Codings
     from perf.report.scope import Progress
     from perf.splits import Drafted
 
-__all__ = ["DECODE_TOKEN_S", "RATE_BPS", "REQUESTS", "all_at_once", "measure_concurrent", "times_s"]
+__all__ = ["DECODE_TOKEN_S", "RATE_BPS", "REQUESTS", "all_at_once", "decoded", "measure_concurrent", "times_s"]
 
 REQUESTS = 8
 RATE_BPS = 400e6
@@ -36,20 +34,21 @@ DECODE_TOKEN_S = 0.03
 TOKENS = 32
 
 
-async def all_at_once(series: str, layout: CacheLayout, captured: Capture, requests: int = REQUESTS) -> list[Drafted]:
+async def all_at_once(series: str, cache: Codings, requests: int = REQUESTS) -> list[Drafted]:
     """Send a cache so many times at once; what each receiver did, in seconds since the first offer."""
     subject = SERIES[series].subject
+    layout = cache.layout
     kept = dataclasses.replace(layout, raw_head=subject.raw_head, raw_tail=0)
     options: dict[str, Any] = {
         "codec": codec_plan(subject, layout.layers),
-        "fine": subject.fine_tokens(kept, captured.scores),
+        "fine": subject.fine_tokens(kept, cache.scores),
     }
     situation = Situation(rate_bps=RATE_BPS, decode_token_s=DECODE_TOKEN_S)
 
     async def send(link: KVLink, number: int) -> None:
         async with link.send(f"r{number}", kept, **options) as sending:
             for layer in range(layout.layers):
-                await sending.write(layer, captured.keys[layer], captured.values[layer])
+                await sending.write(layer, cache.keys[layer], cache.values[layer])
 
     async def decode(transfer: IncomingTransfer) -> tuple[float, Drafted]:
         seen: Any = AnchorOnly(transfer) if SERIES[series].stage == "anchor" else transfer
@@ -85,38 +84,44 @@ def times_s(drafted: Drafted, stands: int, tokens: int = TOKENS) -> list[float]:
 
 
 async def measure_concurrent(
-    layout: CacheLayout,
-    captured: Capture,
-    stands: Mapping[str, Sequence[int]],
-    rounds: int,
-    cells: Cells,
-    progress: Progress,
+    cache: Callable[[], Codings], tokens: int, rounds: int, cells: Cells, progress: Progress
 ) -> list[dict[str, Any]]:
-    """Records of the raw results.
+    """What the receivers of every round did, by codec; `decoded` makes times of it.
 
     Args:
-        layout: of the cache.
-        captured: the cache that is sent.
-        stands: for the codecs that draft, how many drafts of recorded prompts stand.
+        cache: gives the cache that is sent; called only if something has to be measured.
+        tokens: its length.
     """
     records = []
     names = list(SERIES)
     for turn in range(rounds):
         first = turn % len(names)
         for series in [*names[first:], *names[:first]]:
-            key = {"what": "concurrent", "series": series, "round": turn, "tokens": layout.tokens, "rate_bps": RATE_BPS}
+            key = {"what": "concurrent", "series": series, "round": turn, "tokens": tokens, "rate_bps": RATE_BPS}
             held = cells.held(key)
             if held is None:
-                held = [dataclasses.asdict(one) for one in await all_at_once(series, layout, captured)]
+                held = [dataclasses.asdict(one) for one in await all_at_once(series, cache())]
                 cells.put(key, held)
-            for request, one in enumerate(held):
-                counts = stands.get(series) or [0]
-                drafted = _drafted(one)
-                times = times_s(drafted, counts[(turn * REQUESTS + request) % len(counts)])
-                records.append(
-                    {"series": series, "round": turn, "request": request, "ttft_s": times[0], "tt32t_s": times[-1]}
-                )
+            records.append({"series": series, "round": turn, "receivers": held})
         progress.tell(f"{REQUESTS} concurrent requests, round {turn + 1} of {rounds}")
+    return records
+
+
+def decoded(sends: Sequence[Mapping[str, Any]], stands: Mapping[str, Sequence[int]]) -> list[dict[str, Any]]:
+    """Records of the raw results.
+
+    Args:
+        sends: of `measure_concurrent`.
+        stands: for the codecs that draft, how many drafts of recorded prompts stand; they are left out where
+            none were recorded.
+    """
+    records = []
+    for sent in sends:
+        counts = stands.get(sent["series"], [0])
+        for request, one in enumerate(sent["receivers"] if counts else ()):
+            times = times_s(_drafted(one), counts[(sent["round"] * REQUESTS + request) % len(counts)])
+            where = {"series": sent["series"], "round": sent["round"], "request": request}
+            records.append({**where, "ttft_s": times[0], "tt32t_s": times[-1]})
     return records
 
 

@@ -9,17 +9,25 @@ import numpy as np
 from perf.peers import codecs, transport
 from perf.peers.environments import Failure
 from perf.quality_codecs import Subject, code
-from perf.report.measure_quality import Prompt
+from perf.quality_measure import Attention
+from perf.report.measure_quality import SOURCES as QUALITY_SOURCES
+from perf.report.measure_quality import read_summary
 from perf.report.series import RAW_HEAD, SERIES
+from perf.report.tasks import make_task
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from lynx_net.wire.layout import CacheLayout
+    from perf.quality_capture import Capture
     from perf.report.cells import Cells
     from perf.report.corpus import Corpus
     from perf.report.scope import Progress, Scope
 
-__all__ = ["measure_codecs", "measure_transports"]
+__all__ = ["SOURCES", "measure_codecs", "measure_transports"]
+
+SOURCES = (*QUALITY_SOURCES, "codec/lynx_codec", "lynx_net/transport", "lynx_net/aio", "lynx_net/wire", "perf/peers")
+"""What a figure of the peers depends on, beside the machine."""
 
 _DEFAULT = SERIES["default"].subject
 OURS: Mapping[str, tuple[Subject, int, str]] = {
@@ -48,45 +56,63 @@ def measure_codecs(
         codecs.set_up()
     records: list[dict[str, Any]] = []
     for number in range(scope.peer_caches):
-        prompt = Prompt(loaded, corpus, "summary", number, scope.text_tokens)
+        prompt = _Prompt(loaded, make_task(loaded.tokenizer, corpus, "summary", number, scope.text_tokens, 0).prompt)
         where = {"model": name, "number": number}
-        base = {"what": "peer", "model": name, "prompt": list(prompt.task.prompt)}
+        base = {"what": "peer", "model": name, "prompt": list(prompt.ids)}
         for label, (subject, streams, settings) in OURS.items():
             found = cells.get(
                 {**base, "ours": label, "subject": repr(subject)}, lambda p=prompt, s=subject, n=streams: _ours(p, s, n)
             )
             records.append({**where, "name": label, "settings": settings, "ours": True, **found})
-        for label, codec in codecs.CODECS.items():
-            record = {**where, "name": label, "settings": codec.settings, "ours": False}
-            key = {
-                **base,
-                "peer": label,
-                "bits": codec.bits,
-                "axis": codec.axis,
-                "packages": codec.environment.packages,
-            }
-            try:
-                records.append({**record, **cells.get(key, lambda p=prompt, n=label: _peer(p, n))})
-            except Failure as failure:
-                records.append({**record, "failure": str(failure)})
+        keys = {label: {**base, "peer": repr(codec)} for label, codec in codecs.CODECS.items()}
+        found_of = {label: cells.held(key) for label, key in keys.items()}
+        for label, one in _measured(prompt, [label for label, held in found_of.items() if held is None]):
+            found_of[label] = one
+            if "failure" not in one:
+                cells.put(keys[label], one)
+        records += [
+            {**where, "name": label, "settings": codec.settings, "ours": False, **found_of[label]}
+            for label, codec in codecs.CODECS.items()
+        ]
     failed = {one["name"] for one in records if "failure" in one}
     progress.tell(f"{name}: codecs of others" + (f"; not measured: {', '.join(sorted(failed))}" if failed else ""))
     return [one for one in records if "failure" in one or one["name"] not in failed]
 
 
-def _ours(prompt: Prompt, subject: Subject, streams: int) -> dict[str, float]:
-    coded = code(subject, prompt.captured, prompt.layout)
+class _Prompt:
+    """A summary, prefilled when something has to be measured on it, not before."""
+
+    def __init__(self, loaded: Any, ids: Sequence[int]) -> None:
+        self.loaded, self.ids = loaded, ids
+        self._read: tuple[CacheLayout, Capture, Attention] | None = None
+
+    def read(self) -> tuple[CacheLayout, Capture, Attention]:
+        """The cache, and what reads it."""
+        if self._read is None:
+            layout, captured = read_summary(self.loaded, self.ids)
+            self._read = (layout, captured, Attention(self.loaded.model, captured))
+        return self._read
+
+
+def _ours(prompt: _Prompt, subject: Subject, streams: int) -> dict[str, float]:
+    layout, captured, attention = prompt.read()
+    coded = code(subject, captured, layout)
     decoded = coded.anchor if streams == 1 else coded.full
-    bits = 8 * sum(coded.stream_bytes[:streams]) / prompt.layout.values
-    return {"bits": bits, "vnmse": prompt.attention.errors(decoded)["attn_err_paper"]}
+    bits = 8 * sum(coded.stream_bytes[:streams]) / layout.values
+    return {"bits": bits, "vnmse": attention.errors(decoded)["attn_err_paper"]}
 
 
-def _peer(prompt: Prompt, name: str) -> dict[str, float]:
-    captured = prompt.captured
-    found, (keys, values) = codecs.run_codec(name, captured.keys, captured.values)
-    same = np.array_equal(keys, prompt.attention.keys) and np.array_equal(values, prompt.attention.values)
-    error = 0.0 if same else prompt.attention.errors((keys, values))["attn_err_paper"]
-    return {**found, "vnmse": error}
+def _measured(prompt: _Prompt, names: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Bits, speed and error of codecs of others, or why there are none."""
+    if not names:
+        return
+    _, captured, attention = prompt.read()
+    for name, found, decoded in codecs.run_codecs(names, captured.keys, captured.values):
+        if isinstance(found, Failure) or decoded is None:
+            yield name, {"failure": str(found)}
+            continue
+        same = np.array_equal(decoded[0], attention.keys) and np.array_equal(decoded[1], attention.values)
+        yield name, {**found, "vnmse": 0.0 if same else attention.errors(decoded)["attn_err_paper"]}
 
 
 def measure_transports(scope: Scope, cells: Cells, progress: Progress) -> dict[str, Any]:

@@ -23,11 +23,11 @@ from lynx_net.wire.frames import HEADER_BYTES
 from perf.report.device import SHAPES, noise_prompt
 from perf.report.prefill_process import TransferRequest, dtype_of, load_model
 from perf.report.scope import PAPER_RESIDUAL_TOKENS
-from perf.report.series import SERIES, codec_plan
+from perf.report.series import SERIES, AnchorOnly, codec_plan
 from perf.report.tasks import make_task
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from lynx_net import IncomingTransfer, Readiness
     from perf.report.cells import Cells
@@ -48,28 +48,20 @@ SOURCES = (
 NEW_TOKENS = 64
 """Also the most drafts, as in the paper."""
 
-PASSES = (1, 8, 32, 65)
+PASSES = (1, 8, 16, 24, 32, 65)
 """Tokens of the forward passes that are timed for the simulator."""
+
+PLAIN_TOKENS = 4
+"""Decoded plainly behind each transfer, for the simulator: a machine is not equally fast all the time."""
 
 _ROOM = 2 * NEW_TOKENS + 16
 _LOWEST_RATE = "5Mbit"
 """Segments are as small as this rate wants them, whatever the rate is later."""
 _POLL_S = 0.004
+_ROUND_S = 75.0
+"""A round of a small model on two cores; what is told before the first one is measured."""
 _SILENCE_S = 60.0
 """A prefill of thousands of tokens on a busy machine may keep the other process from answering for long."""
-
-
-class AnchorOnly:
-    """A transfer of which the decode loop sees the first stream only: it decodes plainly as soon as that is in.
-
-    The others still arrive and are decoded into the cache; how long a token takes does not depend on what it is.
-    """
-
-    stream_names = ("anchor",)
-
-    def __init__(self, transfer: IncomingTransfer) -> None:
-        self.offer, self.offered_at_s = transfer.offer, transfer.offered_at_s
-        self.anchor_ready = self.residual_ready = self.exact_ready = transfer.anchor_ready
 
 
 class Timing:
@@ -123,6 +115,7 @@ class Timing:
             if anchor_only
             else transfer.stats.total_bytes + HEADER_BYTES * transfer.stats.segments,
             "values": transfer.offer.layout.values,
+            "wire_share": 1 + HEADER_BYTES * transfer.stats.segments / transfer.stats.total_bytes,
             "stream_bytes": list(transfer.stats.stream_bytes)[: 1 if anchor_only else None],
             "drafted": done.drafted,
             "accepted": done.accepted,
@@ -133,12 +126,11 @@ class Timing:
             "draft_times_s": [at_s - began_s for at_s in draft_times],
         }
         equal: bool | None = None
+        again_tokens = NEW_TOKENS if series == "default" else PLAIN_TOKENS
+        again_s, again = await loop.run_in_executor(self._thread, _timed_again, model, tuple(prompt), again_tokens)
         if series == "default":
-            again = await loop.run_in_executor(
-                self._thread, lambda: decode_again(model, tuple(prompt), NEW_TOKENS, None)
-            )
             equal = again == list(done.tokens)
-        return {**record, "equal_qfull": equal, **spent(record)}
+        return {**record, "plain_step_s": again_s / again_tokens, "equal_qfull": equal, **spent(record)}
 
     async def _decode(
         self, series: str, model: TransformersModel, transfer: IncomingTransfer, prompt: Sequence[int]
@@ -162,6 +154,13 @@ class Timing:
                     done = event
         assert done is not None
         return done, drafts
+
+
+def _timed_again(model: TransformersModel, prompt: tuple[int, ...], tokens: int) -> tuple[float, list[int]]:
+    """Plain decoding on the cache that is there, with nothing on the link: its seconds and its text. Blocks."""
+    began_s = time.perf_counter()
+    text = decode_again(model, prompt, tokens, None)
+    return time.perf_counter() - began_s, text
 
 
 async def _watch(transfer: IncomingTransfer, polled: list[tuple[float, int]]) -> None:
@@ -202,7 +201,7 @@ def spent(record: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def calibrate(model: TransformersModel, tokens: int, repeats: int = 5) -> dict[str, float]:
+def calibrate(model: TransformersModel, tokens: int, repeats: int = 3) -> dict[str, float]:
     """Seconds of forward passes behind a cache of this many tokens, by their number of tokens. Blocks."""
     found: dict[str, float] = {}
     for count in PASSES:
@@ -231,7 +230,7 @@ async def time_model(
     """All transfers of one model: the reference, and with `sweep` other lengths and rates.
 
     Returns:
-        `transfers`, `passes` (seconds of forward passes by length) and `reference` of the raw results.
+        `transfers`, `passes` (seconds of forward passes by length), `reference` and `shape` of the raw results.
     """
     options = DemoOptions(rate=_LOWEST_RATE, timeout_s=_SILENCE_S, device="cuda" if device == "cuda" else "cpu")
     records: list[dict[str, Any]] = []
@@ -258,16 +257,45 @@ async def time_model(
             if sweep:
                 plan += [(tokens, rate_bps, scope.sweep_rounds) for tokens in scope.sweep_tokens]
                 plan += [(scope.time_tokens, rate_bps * factor, scope.sweep_rounds) for factor in scope.sweep_rates]
-            for tokens, rate, rounds in plan:
-                for turn in range(rounds):
+            # Settings of one prompt stand together, so that it is prefilled once.
+            turns = sorted((tokens, turn, rate, rounds) for tokens, rate, rounds in plan for turn in range(rounds))
+            left = _Left(len(turns))
+            for tokens, turn, rate, rounds in turns:
+                with left.one():
                     records.extend(await _round(timing, name, corpus, tokens, rate, turn, cells))
-                    progress.tell(
-                        f"{name}: transfers of {tokens} tokens at {rate / 1e6:g} Mbit/s, round {turn + 1} of {rounds}"
-                    )
+                progress.tell(
+                    f"{name}: transfers of {tokens} tokens at {rate / 1e6:g} Mbit/s, round {turn + 1} of {rounds}; "
+                    f"about {left.seconds / 60:.0f} min left for {name}"
+                )
+            shape = layout_of(config, 1)
+            fields["shape"] = {"layers": shape.layers, "heads": shape.heads, "size": shape.key_size}
             return {"tokens": scope.time_tokens, "rate_bps": rate_bps}
 
+        fields: dict[str, Any] = {}
         reference = await pair.run(work())
-    return {"transfers": records, "passes": passes, "reference": reference}
+    return {"transfers": records, "passes": passes, "reference": reference, **fields}
+
+
+class _Left:
+    """How long the remaining rounds will take, as long as the last ones that were not known before."""
+
+    def __init__(self, rounds: int) -> None:
+        self._rounds, self._took_s = rounds, [_ROUND_S]
+
+    @contextlib.contextmanager
+    def one(self) -> Iterator[None]:
+        """Around a round; one that takes no time was known."""
+        began_s = time.monotonic()
+        yield
+        self._rounds -= 1
+        if (took_s := time.monotonic() - began_s) > 1:
+            self._took_s.append(took_s)
+
+    @property
+    def seconds(self) -> float:
+        """Of all that is left."""
+        last = self._took_s[-1:] if len(self._took_s) == 1 else self._took_s[1:][-10:]
+        return self._rounds * statistics.fmean(last)
 
 
 async def _round(

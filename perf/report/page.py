@@ -43,10 +43,19 @@ def render(results: Results, blocks: Sequence[Block], verdicts: Table, notes: Se
         verdicts: what was promised and what was found.
         notes: what a reader must know before the figures.
     """
+    made = " ".join(
+        f"{_text(part.capitalize())} by <code>{_text(one['command'])}</code>, version {_text(one['version'])}, on "
+        f"{_text(one['date'])}, in {one['took_s'] / 60:.0f} minutes ({one['cells']['kept_from_earlier_runs']} of "
+        f"{sum(one['cells'].values())} cells were measured before)."
+        for part, one in results["parts"].items()
+    )
     links = "".join(f'<li><a href="#{one.name}">{_text(one.title)}</a></li>' for one in blocks)
     sections = "".join(_section(one) for one in blocks)
     notices = "".join(f'<p class="notice">{_text(note)}</p>' for note in notes)
-    facts = _table(("what", "value"), [(name, _plain(value)) for name, value in results["machine"].items()])
+    facts = "".join(
+        f"<h3>{_text(part)}</h3>" + _table(("what", "value"), [(name, _plain(value)) for name, value in about.items()])
+        for part, about in results["parts"].items()
+    )
     settings = _text(json.dumps(results["settings"], indent=1))
     return f"""<!DOCTYPE html>
 <html lang="en">
@@ -62,8 +71,7 @@ def render(results: Results, blocks: Sequence[Block], verdicts: Table, notes: Se
 <a class="skip" href="#{blocks[0].name if blocks else "machine"}">To the first figure</a>
 <header>
 <h1>lynx_net: the evaluation</h1>
-<p>Made by <code>{_text(results["command"])}</code>, version {_text(results["version"])}, on {_text(results["date"])};
-it took {results["took_s"] / 60:.0f} minutes. Times are medians, other figures means; brackets are 95 % confidence
+<p>{made} Times are medians, other figures means; brackets are 95 % confidence
 intervals.</p> {notices}
 </header>
 <nav aria-label="Figures"><ol>{links}</ol></nav>
@@ -81,9 +89,10 @@ intervals.</p> {notices}
 
 
 def _section(block: Block) -> str:
-    paper = (
-        f" <small>({_text(block.paper)} of the paper)</small>" if block.paper else " <small>(beyond the paper)</small>"
-    )
+    paper = ""
+    if block.paper is not None:
+        answers = f"{_text(block.paper)} of the paper" if block.paper else "beyond the paper"
+        paper = f" <small>({answers})</small>"
     tables = "".join(_table(one.header, one.rows) for one in block.tables)
     plot = block.svg or ""
     return (
@@ -104,7 +113,7 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _plain(value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{name} {one}" for name, one in value.items())
+        return ", ".join(f"{name} {_plain(one)}" for name, one in value.items())
     return str(value)
 
 

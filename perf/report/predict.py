@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from lynx_codec import PageShape
 from lynx_net.wire.layout import CacheLayout
-from perf.codec import Bench, make_pages
 from perf.report.figure import only, values
 from perf.report.series import SERIES
 from perf.report.simulator import MAX_DRAFTS, Case, token_times_s
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from perf.quality_codecs import Subject
     from perf.report.figure import Record
+    from perf.report.measure_quality import Codings
 
 __all__ = ["ELSEWHERE", "assumptions", "checked", "codec_speeds", "predicted"]
 
@@ -31,7 +34,7 @@ RATES_BPS = (10e9, 25e9, 50e9, 100e9, 200e9, 400e9)
 SHOWN = ("bf16", "int8", "int4", "lynx", "lynx_anchor", "default")
 """CacheGen-style sizes depend on the values, so they are not predicted."""
 
-_ROUNDS = 15
+_ROUNDS = 9
 _DEVICES, _DEVICE_BYTES_S, _REACHED, _CORES = 8, 4.8e12, 0.6, 32
 _SIZED_AT = 16384
 """Bits a value are the same at all greater lengths."""
@@ -64,25 +67,40 @@ def assumptions() -> str:
     )
 
 
-def codec_speeds(subject: Subject, heads: int, size: int) -> dict[str, Any]:
-    """Seconds of coding and decoding one value on one core, keys and values averaged; decoding per stream."""
-    shape = PageShape(PAGE_TOKENS, heads, size)
+def codec_speeds(subject: Subject, cache: Codings, tokens: int) -> dict[str, Any]:
+    """Seconds of coding and decoding one value on one core, keys and values averaged; decoding per stream.
+
+    Args:
+        cache: real values: how many bits some codecs make of them is a matter of the values.
+        tokens: length of the caches that are spoken of; as many of their tokens are fine as with this length.
+    """
+    from perf.quality_capture import widen
+
+    layers = cache.layout.layers
+    layout = dataclasses.replace(cache.layout, tokens=tokens)
+    share = len(subject.fine_tokens(layout, None)) / tokens
+    shape = PageShape(PAGE_TOKENS, layout.heads, layout.key_size, fine=round(share * PAGE_TOKENS))
+    fine = np.linspace(0, PAGE_TOKENS - 1, shape.fine).round().astype(np.int64)
     encode, decode = [], []
-    for kind in ("key", "value"):
-        codec = subject.codec_of(kind, 0, 1)
-        codec.warm_up()
-        bench = Bench(codec, make_pages(shape, "float32", 1), shape)
-        calls = bench.calls()
-        names = ("encode_gbps", "decode_anchor_gbps", "refine_gbps")[: 2 + (len(codec.stream_names) > 1)]
-        times: dict[str, list[float]] = {name: [] for name in names}
-        for _ in range(_ROUNDS):
-            for name in names:
-                began_s = time.perf_counter()
-                calls[name](0)
-                times[name].append((time.perf_counter() - began_s) / shape.values)
-        medians = [statistics.median(times[name]) for name in names]
-        encode.append(medians[0])
-        decode.append(medians[1:])
+    for kind, stored in (("key", cache.keys), ("value", cache.values)):
+        for layer in sorted({0, layers // 2, layers - 1}):
+            codec = subject.codec_of(kind, layer, layers)
+            page = widen(stored[layer, :PAGE_TOKENS])
+            buffers = [memoryview(bytearray(size)) for size in codec.stream_bytes(shape, wide=True)]
+            streams = [b[:n] for b, n in zip(buffers, codec.encode(page, shape, buffers, fine), strict=True)]
+            out = np.empty_like(page)
+            calls: list[Callable[[], object]] = [lambda c=codec, p=page, b=buffers: c.encode(p, shape, b, fine)]
+            for count in range(1, len(streams) + 1):
+                calls.append(lambda c=codec, s=streams[:count], o=out: c.decode(s, shape, o))
+            times: list[list[float]] = [[] for _ in calls]
+            for _ in range(_ROUNDS):
+                for call, took in zip(calls, times, strict=True):
+                    began_s = time.perf_counter()
+                    call()
+                    took.append((time.perf_counter() - began_s) / shape.values)
+            medians = [statistics.median(took) for took in times]
+            encode.append(medians[0])
+            decode.append(medians[1:])
     return {"encode": statistics.fmean(encode), "decode": [statistics.fmean(one) for one in zip(*decode, strict=True)]}
 
 
@@ -124,15 +142,16 @@ def checked(
 def _predict(record: Record, pass_s: Mapping[str, float], speed: Mapping[str, Any], layout: CacheLayout) -> list[float]:
     """Times of 64 tokens for one transfer, told how many of its drafts stood."""
     streams = len(record["stream_bytes"])
+    slower = record["plain_step_s"] / pass_s["1"]
     case = Case(
-        stream_bytes=tuple(record["stream_bytes"]),
+        stream_bytes=tuple(round(one * record["wire_share"]) for one in record["stream_bytes"]),
         values=record["values"],
         pages=2 * layout.layers * -(-record["tokens"] // PAGE_TOKENS),
         rate_bps=record["rate_bps"],
         latency_s=LATENCY_S,
         encode_value_s=speed["encode"],
         decode_value_s=tuple(speed["decode"][:streams]),
-        pass_s={int(count): at_s for count, at_s in pass_s.items()},
+        pass_s={int(count): at_s * slower for count, at_s in pass_s.items()},
     )
     all_stood = record["accepted"] == record["drafted"]
     return token_times_s(case, MAX_DRAFTS if all_stood else record["accepted"], 64)

@@ -17,7 +17,7 @@ class Scope:
     """Numbers of samples and the settings that are measured.
 
     Attributes:
-        answers: samples of needle and question answering for each model and length.
+        answers: samples of needle and question answering for each model and length, five of each to a text.
         answer_tokens: lengths of their caches.
         texts: samples of summaries (which also count drafts and errors) and of perplexity for each model.
         text_tokens: length of their caches.
@@ -70,8 +70,8 @@ FULL = Scope(
 
 QUICK = Scope(
     quick=True,
-    answers=2,
-    answer_tokens=(256, 512),
+    answers=5,
+    answer_tokens=(512, 1024),
     texts=2,
     text_tokens=512,
     curves=2,
@@ -79,7 +79,7 @@ QUICK = Scope(
     other_rounds=1,
     sweep_rounds=1,
     sweep_tokens=(1024,),
-    sweep_rates=(2.0,),
+    sweep_rates=(4.0,),
     time_tokens=2048,
     concurrent_rounds=1,
     peer_caches=1,

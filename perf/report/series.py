@@ -17,7 +17,9 @@ from perf.quality_codecs import Subject
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["RAW_HEAD", "SERIES", "SPLIT_BITS", "Series", "codec_plan"]
+    from lynx_net import IncomingTransfer
+
+__all__ = ["RAW_HEAD", "SERIES", "SPLIT_BITS", "AnchorOnly", "Series", "codec_plan"]
 
 RAW_HEAD = 4
 _DEFAULT: Mapping[str, Any] = {"raw_head": RAW_HEAD, "fine": FINE_LEAST, "fine_share": FINE_SHARE}
@@ -100,6 +102,19 @@ SPLIT_BITS: Mapping[str, Subject] = {
     "nested 6 bits": Subject("nested", {"bits": [6, 2], "chunk": 128}, **_DEFAULT),
 }
 """The default codec's family with anchors of several widths: drafts' survival against bits."""
+
+
+class AnchorOnly:
+    """A transfer of which the decode loop sees the first stream only: it decodes plainly as soon as that is in.
+
+    The others still arrive and are decoded into the cache; how long a token takes does not depend on what it is.
+    """
+
+    stream_names = ("anchor",)
+
+    def __init__(self, transfer: IncomingTransfer) -> None:
+        self.offer, self.offered_at_s = transfer.offer, transfer.offered_at_s
+        self.anchor_ready = self.residual_ready = self.exact_ready = transfer.anchor_ready
 
 
 def codec_plan(subject: Subject, layers: int) -> CodecPlan:

@@ -33,7 +33,8 @@ class Case:
     """One transfer.
 
     Attributes:
-        stream_bytes: bytes of every stream, everything counted, in the order of sending.
+        stream_bytes: bytes of every stream, everything counted, in the order of sending; those behind the first may be
+            empty (all tokens of a short cache are fine).
         values: numbers in the cache.
         pages: that it is cut into.
         rate_bps: of the link.
@@ -54,8 +55,12 @@ class Case:
     def __post_init__(self) -> None:
         if not self.stream_bytes or len(self.decode_value_s) != len(self.stream_bytes):
             raise LocalProtocolError("a case needs a stream, and seconds of decoding for every stream")
-        numbers = (self.values, self.pages, self.rate_bps, *self.stream_bytes, *self.pass_s.values())
-        if min(numbers) <= 0 or min(self.latency_s, self.encode_value_s, *self.decode_value_s) < 0 or not self.pass_s:
+        numbers = (self.values, self.pages, self.rate_bps, self.stream_bytes[0], *self.pass_s.values())
+        if (
+            min(numbers) <= 0
+            or min(*self.stream_bytes, self.latency_s, self.encode_value_s, *self.decode_value_s) < 0
+            or not self.pass_s
+        ):
             raise LocalProtocolError(
                 f"sizes, rate and passes of a case must be positive, its other times not negative: {self}"
             )

@@ -1,11 +1,12 @@
 """Tasks whose answers can be checked without a data set: facts are invented and put into prose at known depths.
 
-needle      one fact in prose that has nothing to do with it, asked in its own words
-questions   four facts of one kind about different people, one of them asked in other words
+needle      facts of five kinds in prose that has nothing to do with them, each asked in its own words
+questions   five facts of one kind about different people in the same prose, each asked in other words
 summary     three documents and the wish for a summary; scored by agreement with the text of the bf16 cache (ROUGE-L)
 prose       plain text; scored by what the model pays for the text that follows
 
-A task of a number and a length is always the same: names and numbers come from a seed.
+The cache of a checked text is that of the document; all questions stand behind it, so one prefill serves ten answers.
+A text of a number and a length is always the same: names and numbers come from a seed.
 """
 
 from __future__ import annotations
@@ -21,7 +22,20 @@ if TYPE_CHECKING:
 
     from perf.report.corpus import Corpus
 
-__all__ = ["CHECKED", "DEPTHS", "SAMPLES", "Task", "TaskName", "is_right", "make_task", "rouge_l"]
+__all__ = [
+    "ANSWER_TOKENS",
+    "CHECKED",
+    "DEPTHS",
+    "SAMPLES",
+    "Question",
+    "Task",
+    "TaskName",
+    "Text",
+    "is_right",
+    "make_task",
+    "make_text",
+    "rouge_l",
+]
 
 TaskName = Literal["needle", "questions", "summary", "prose"]
 
@@ -29,46 +43,108 @@ CHECKED: tuple[TaskName, ...] = ("needle", "questions")
 """Tasks with an answer that is right or wrong."""
 
 DEPTHS = (0.1, 0.3, 0.5, 0.7, 0.9)
-"""Where in the text the asked fact stands, in turn."""
+"""Where in a text a fact to find stands; facts about people stand a tenth of the text before them."""
 
 SAMPLES = 100
 """Different begins in the corpus."""
 
-ANSWER_TOKENS = 16
-"""An answer that is not within so many tokens is wrong."""
+ANSWER_TOKENS = 10
+"""An answer that is not within so many tokens, or not before the end of a line, is wrong."""
 
 _SEED = 7919
+_STEP = 5
+"""Texts begin so many begins of the corpus apart."""
 _MARK = "\x00text\x00"
 _NAMES = (
     "Marta", "Tobias", "Ingrid", "Rashid", "Yuki", "Pavel", "Noor", "Callum", "Beatriz", "Anselm",
     "Leilani", "Viktor", "Saoirse", "Emeka", "Priya", "Halvard",
 )  # fmt: skip
-_WORDS = (
-    "umbrella", "pineapple", "telescope", "sandcastle", "harmonica", "lantern", "cinnamon", "volcano",
-    "marble", "penguin", "saddle", "orchid", "compass", "thunder", "velvet", "anchor",
-)  # fmt: skip
+_KINDS = {
+    "secret word": (
+        "umbrella", "pineapple", "telescope", "sandcastle", "harmonica", "lantern", "cinnamon", "volcano",
+        "marble", "penguin", "saddle", "orchid", "compass", "thunder", "velvet", "anchor",
+    ),
+    "favourite colour": ("red", "blue", "green", "yellow", "purple", "orange", "brown", "black"),
+    "home town": ("Lisbon", "Oslo", "Vienna", "Dublin", "Prague", "Athens", "Geneva", "Warsaw"),
+    "favourite fruit": ("apple", "banana", "cherry", "lemon", "mango", "peach", "grape", "melon"),
+    "room number": tuple(str(one) for one in range(100, 1000)),
+}  # fmt: skip
+"""What is to be found, and what it may be."""
 _TRADES = ("baker", "pilot", "gardener", "tailor", "librarian", "sailor", "painter", "farmer")
 _THINGS = ("stamps", "clocks", "teapots", "bicycles", "violins", "postcards", "lamps", "coins")
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A prompt and what is right.
+    """A prompt and what follows it.
 
     Attributes:
         prompt: token ids; the cache is that of all but the last.
-        answer: the word that must be in the answer; None if there is no right or wrong.
         following: text behind the prompt that is scored; empty if the model is to write.
-        depth: of the asked fact in the text.
     """
 
     prompt: tuple[int, ...]
-    answer: str | None = None
     following: tuple[int, ...] = ()
-    depth: float | None = None
 
 
-def make_task(tokenizer: Any, corpus: Corpus, name: TaskName, number: int, tokens: int, steps: int) -> Task:
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked about a text.
+
+    Attributes:
+        task: "needle" or "questions".
+        ids: tokens behind those of the text, up to where the model answers.
+        answer: the word that must be in the answer.
+        depth: of the asked fact in the text.
+    """
+
+    task: TaskName
+    ids: tuple[int, ...]
+    answer: str
+    depth: float
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A document with facts in it: `ids` are those of its cache, of exactly the wanted length."""
+
+    ids: tuple[int, ...]
+    questions: tuple[Question, ...]
+
+
+def make_text(tokenizer: Any, corpus: Corpus, number: int, tokens: int) -> Text:
+    """Text `number` of `tokens` tokens, with a fact of each kind to find and five to answer questions about."""
+    rng = np.random.default_rng([_SEED, number])
+    people = [_NAMES[i] for i in rng.permutation(len(_NAMES))[: 2 * len(DEPTHS)]]
+    facts: list[tuple[float, str]] = []
+    asked: list[tuple[TaskName, str, str, str, float]] = []
+    for at, (who, depth) in enumerate(zip(people, DEPTHS, strict=False)):
+        kind = list(_KINDS)[(at + number) % len(_KINDS)]  # every kind stands at every depth
+        trade, word = (one[rng.integers(len(one))] for one in (_TRADES, _KINDS[kind]))
+        lead = f"The {kind} of {who} the {trade} is"
+        facts.append((depth, f"{lead} {word}."))
+        asked.append(("needle", f"What is the {kind} of {who} the {trade}?", lead, word, depth))
+    thing = _THINGS[rng.integers(len(_THINGS))]
+    counts = rng.permutation(900)[: len(DEPTHS)] + 100
+    for who, count, behind in zip(people[len(DEPTHS) :], counts, DEPTHS, strict=True):
+        depth = round(behind - 0.1, 1)
+        facts.append((depth, f"{who} owns a collection of {count} old {thing}."))
+        asked.append(("questions", f"How many {thing} has {who} collected?", f"{who} has collected", str(count), depth))
+    before = _frame(tokenizer, "", "")[0]
+    room = tokens - len(before)
+    body = _with_facts(
+        tokenizer, _enough(corpus.from_start(number * _STEP + number // (SAMPLES // _STEP), SAMPLES), room), facts, room
+    )
+    questions = tuple(
+        Question(task, tuple(_frame(tokenizer, question, lead)[1]), answer, depth)
+        for task, question, lead, answer, depth in asked
+    )
+    return Text((*before, *body), questions)
+
+
+def make_task(
+    tokenizer: Any, corpus: Corpus, name: Literal["summary", "prose"], number: int, tokens: int, steps: int
+) -> Task:
     """Task `number`, for a cache of exactly `tokens` tokens.
 
     Args:
@@ -80,38 +156,13 @@ def make_task(tokenizer: Any, corpus: Corpus, name: TaskName, number: int, token
         text = _ids(tokenizer, "\n\n".join(_enough(corpus.from_start(number, SAMPLES), tokens + steps)))
         ids = [*begin, *text]
         return Task(tuple(ids[: tokens + 1]), following=tuple(ids[tokens + 1 : tokens + 1 + steps]))
-    if name == "summary":
-        documents = "\n\n".join(
-            f"Document {at + 1}: "
-            + " ".join(_enough(corpus.from_start(number + at * SAMPLES // 3, SAMPLES), tokens // 3))
-            for at in range(3)
-        )
-        before, after = _frame(tokenizer, "Write a summary of the three documents.", "Summary: The three documents")
-        body = _fitted(tokenizer, documents.split("\n\n"), tokens + 1 - len(before) - len(after), tokens)
-        return Task((*before, *body, *after))
-    rng = np.random.default_rng([_SEED, CHECKED.index(name), number])
-    facts, question, lead, answer = _facts(name, rng)
-    before, after = _frame(tokenizer, question, lead)
-    depth = DEPTHS[number % len(DEPTHS)]
-    room = tokens + 1 - len(before) - len(after)
-    paragraphs = _enough(corpus.from_start(number, SAMPLES), room)
-    depths = [depth, *(other for other in DEPTHS if other != depth)][: len(facts)]
-    body = _with_facts(tokenizer, paragraphs, list(zip(depths, facts, strict=True)), room)
-    return Task((*before, *body, *after), answer, depth=depth)
-
-
-def _facts(name: TaskName, rng: np.random.Generator) -> tuple[list[str], str, str, str]:
-    """Facts (the asked one first), the question, how an answer begins, and the word that it must have."""
-    people = [_NAMES[i] for i in rng.permutation(len(_NAMES))[:4]]
-    trade = _TRADES[rng.integers(len(_TRADES))]
-    if name == "needle":
-        word = _WORDS[rng.integers(len(_WORDS))]
-        lead = f"The secret word of {people[0]} the {trade} is"
-        return [f"{lead} {word}."], f"What is the secret word of {people[0]} the {trade}?", lead, word
-    thing = _THINGS[rng.integers(len(_THINGS))]
-    numbers = [str(100 + int(one)) for one in rng.permutation(900)[:4]]
-    facts = [f"{who} owns a collection of {count} old {thing}." for who, count in zip(people, numbers, strict=True)]
-    return facts, f"How many {thing} has {people[0]} collected?", f"{people[0]} has collected", numbers[0]
+    documents = "\n\n".join(
+        f"Document {at + 1}: " + " ".join(_enough(corpus.from_start(number + at * SAMPLES // 3, SAMPLES), tokens // 3))
+        for at in range(3)
+    )
+    before, after = _frame(tokenizer, "Write a summary of the three documents.", "Summary: The three documents")
+    body = _fitted(tokenizer, documents.split("\n\n"), tokens + 1 - len(before) - len(after), tokens)
+    return Task((*before, *body, *after))
 
 
 def is_right(answer: str, text: str) -> bool:

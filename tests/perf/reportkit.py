@@ -14,6 +14,18 @@ REFERENCE = {"smollm2": {"tokens": 1024, "rate_bps": 100e6}, "gemma3": {"tokens"
 BYTES = {"bf16": 40, "int8": 21, "int4": 11, "cachegen": 8, "lynx": 21, "lynx_anchor": 21, "default": 20}
 
 
+MACHINE = {"processor": "none", "cores": 2, "packages": {"numpy": "2"}}
+
+
+def about(part: str) -> dict[str, Any]:
+    """What is told about a part."""
+    return {
+        "command": f"python -m perf.report --quick --only {part}", "version": "0", "date": "2026-01-01",
+        "machine": MACHINE, "took_s": 20.0, "cells": {"measured": 3, "kept_from_earlier_runs": 4},
+        "scope": {"quick": True, "text_tokens": 1024}, "models": MODELS, "notes": ["A note <with> signs & more."],
+    }  # fmt: skip
+
+
 def transfer(
     rng: np.random.Generator, model: str, tokens: int, rate_bps: float, series: str, number: int
 ) -> dict[str, Any]:
@@ -89,8 +101,8 @@ def canned() -> dict[str, Any]:
         for series in SERIES
     ]  # fmt: skip
     return {
-        "format": 1, "command": "python -m perf.report --quick", "version": "0", "date": "2026-01-01", "took_s": 60.0,
-        "machine": {"processor": "none", "cores": 2, "packages": {"numpy": "2"}},
+        "format": 2, "command": "python -m perf.report --quick", "version": "0", "date": "2026-01-01", "took_s": 60.0,
+        "machine": MACHINE, "parts": {part: about(part) for part in ("time", "quality", "peers")},
         "settings": {"quick": True, "models": MODELS, "time_models": MODELS,
                      "reference": REFERENCE, "checked_tasks": ["needle", "questions"],
                      "scaling_model": "smollm2", "notes": ["A note <with> signs & more."],

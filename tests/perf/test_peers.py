@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
+from perf.peers import codec_child, codecs
 from perf.peers import transport as peers
+from perf.peers.environments import Environment
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,3 +31,39 @@ def test_what_runs_is_measured_and_what_does_not_is_said(monkeypatch: pytest.Mon
 def test_a_system_that_breaks_says_its_last_words() -> None:
     with pytest.raises(peers.Failure, match=r"the receiver does not start: .*(Memory|memory)"):
         peers.run_once("raw", [1 << 60], 1, {})
+
+
+def test_a_codec_that_fails_leaves_the_others_of_its_process_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    here = Environment("here", ())
+    python = tmp_path / "here" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)
+    (tmp_path / "here" / "whole").touch()
+    names = {
+        "one": codecs.PeerCodec(module="nothing", environment=here, settings=""),
+        "two": codecs.PeerCodec(module="nothing", environment=Environment("absent", ()), settings=""),
+    }
+    monkeypatch.setattr(codecs, "CODECS", names)
+    cache = np.zeros((1, 8, 1, 4), np.uint16)
+    found = {
+        name: (str(told), decoded) for name, told, decoded in codecs.run_codecs(["one", "two"], cache, cache, tmp_path)
+    }
+    assert found["one"] == ("it failed: KeyError: 'nothing'", None)
+    assert found["two"][0].startswith("not installed")
+
+
+def test_a_child_decodes_all_that_it_was_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def halved(bits: np.ndarray, count: int, axis: int) -> codec_child.Coded:
+        assert (count, axis) == (3, -1)
+        return np.full(bits.shape, 0.5, np.float32), bits.size, 0.1
+
+    monkeypatch.setitem(codec_child.CODECS, "halved", halved)
+    keys = np.full((2, 12, 1, 4), 0x3F80, np.uint16)  # ones
+    np.savez(tmp_path / "in.npz", keys=keys, values=keys, raw_head=4)
+    told = codec_child.told("halved:3:-1", 0, tmp_path / "in.npz")
+    assert told["bits"] == pytest.approx((8 * 8 + 4 * 16) / 12)
+    with np.load(told["out"]) as decoded:
+        assert (decoded["keys"][:, :4] == 1).all()
+        assert (decoded["values"][:, 4:] == 0.5).all()

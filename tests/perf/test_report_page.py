@@ -18,6 +18,7 @@ if not all(importlib.util.find_spec(needed) for needed in ("matplotlib", "scipy"
 
 from perf.report.build import FIGURES, write
 from perf.report.draw import ACCENTS, GRID, INK, PAPER, color
+from perf.report.parts import PARTS, merged
 from perf.report.series import SERIES
 
 if TYPE_CHECKING:
@@ -101,6 +102,26 @@ def test_plots_have_a_title_and_follow_the_color_scheme(folder: Path) -> None:
         assert not [one for one in stand_for if one in svg], "no colour is left that only stands for one"
     sections = (folder / "index.html").read_text("utf-8").split("<section")
     assert all("<table>" in section for section in sections[1:]), "every plot has its numbers beside it"
+
+
+def test_parts_that_were_not_measured_are_named_and_added_later(tmp_path: Path) -> None:
+    whole = reportkit.canned()
+    whole["sends"] = [
+        {"series": "int8", "round": 0, "receivers": [{"known_bits": [], "made_s": [], "verified_s": 1.0}]}
+    ]
+    whole |= {name: {} for name in ("passes", "reference", "shapes", "speeds")}
+    fields = {part: {name: whole[name] for name in names} for part, names in PARTS.items()}
+    first = merged({"peers": {"fields": fields["peers"], "about": reportkit.about("peers")}})
+    text = write(first, tmp_path).read_text("utf-8")
+    page = Page(text)
+    assert not page.open
+    assert len(page.figures) == len(FIGURES)
+    assert {"peers", "transports"} < set(page.figures)
+    assert text.count("Not measured yet") == len(FIGURES) - 2
+    assert "--only time --only quality" in text
+    both = merged({"quality": {"fields": fields["quality"], "about": reportkit.about("quality")}}, first)
+    assert {name: both[name] for name in (*PARTS["quality"], *PARTS["peers"])} == fields["quality"] | fields["peers"]
+    assert set(both["parts"]) == {"quality", "peers"}
 
 
 def test_a_run_writes_its_raw_results_and_its_machine(folder: Path) -> None:

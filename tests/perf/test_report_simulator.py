@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from lynx_net.errors import LocalProtocolError
 from lynx_net.serdes.split import Situation, expected_time_s
+from lynx_net.wire.layout import CacheLayout
+from perf.report.predict import checked
 from perf.report.simulator import Case, relative_error, streams_ready_s, token_times_s
 
 CASE = Case(
@@ -97,3 +99,30 @@ def test_what_makes_no_sense_is_refused(change: dict[str, object]) -> None:
 
 def test_errors_are_relative_to_what_was_measured() -> None:
     assert relative_error([1.1, 0.5], [1.0, 1.0]) == pytest.approx([0.1, -0.5])
+
+
+def test_a_prediction_counts_headers_and_how_fast_the_machine_was_at_the_time() -> None:
+    record = {
+        "model": "m", "tokens": 256, "rate_bps": 8e6, "series": "int8", "values": 1_000_000,
+        "stream_bytes": [1_000_000],
+        "wire_share": 1.25, "accepted": 0, "drafted": 0, "plain_step_s": 0.2, "ttft_s": 1.0, "tt32t_s": 2.0,
+        "tt64t_s": 3.0,
+    }  # fmt: skip
+    layout = CacheLayout(layers=2, tokens=1, heads=1, key_size=64, value_size=64)
+    (found,) = checked(
+        [record],
+        {"m": {"256": {"1": 0.1, "65": 0.3}}},
+        {"m": {"int8": {"encode": 0.0, "decode": [0.0]}}},
+        {"m": layout},
+    )
+    assert found["ttft_s"]["predicted"] == pytest.approx(1.25 + 0.2, abs=0.01)
+    assert found["tt32t_s"]["predicted"] == pytest.approx(1.25 + 32 * 0.2, abs=0.01)
+    assert found["tt64t_s"]["measured"] == [3.0]
+
+
+def test_a_cache_whose_residual_is_empty_has_its_first_draft_verified_at_once() -> None:
+    case = Case(
+        stream_bytes=(1_000_000, 0), values=1_000_000, pages=10, rate_bps=8e6, latency_s=0.0, encode_value_s=0.0,
+        decode_value_s=(0.0, 0.0), pass_s={1: 0.1, 2: 0.1},
+    )  # fmt: skip
+    assert token_times_s(case, 64, 2) == pytest.approx([1.1, 1.2])

@@ -1,0 +1,61 @@
+"""The figures of the evaluation in README.md, made from committed raw results.
+
+They are the table between two comments, of which the first names the folder of the results.
+`python -m perf.report --from docs/results/NAME/results.json --out docs/results/NAME --readme` writes it anew.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from perf.report.build import verdicts_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["README", "block_of", "published", "rewritten"]
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+README = ROOT / "README.md"
+
+_BLOCK = re.compile(r"<!-- evaluation: (\S+) -->\n(.*?)<!-- end of evaluation -->", re.DOTALL)
+
+
+def block_of(results: Mapping[str, Any], folder: str) -> str:
+    """What stands between the comments for the results in a folder of the repository."""
+    table = verdicts_of(results)
+    machine = results["machine"]
+    rows = [table.header, ["---"] * len(table.header), *table.rows]
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    samples = "few samples a cell" if results["settings"]["quick"] else "100 samples a cell and more"
+    lines += [
+        "",
+        f"Made by `{results['command']}` on {results['date']}, {samples}, on {machine['processor']}, "
+        f"{machine['cores']} cores (load {machine['load_before']:g} before); medians, in brackets intervals of 95 %. "
+        f"All of it: [{folder}]({folder}).",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def published(readme: str) -> tuple[str, str]:
+    """The folder that a README names, and what stands there.
+
+    Raises:
+        ValueError: there is no such place, or there are several.
+    """
+    found = _BLOCK.findall(readme)
+    if len(found) != 1:
+        raise ValueError(f"README.md has {len(found)} places for the evaluation, not one")
+    folder, text = found[0]
+    return folder, text
+
+
+def rewritten(readme: str, folder: str) -> str:
+    """A README with the figures of the results in another folder of the repository."""
+    published(readme)
+    results = json.loads((ROOT / folder / "results.json").read_text("utf-8"))
+    block = f"<!-- evaluation: {folder} -->\n{block_of(results, folder)}<!-- end of evaluation -->"
+    return _BLOCK.sub(lambda _: block, readme)
