@@ -179,6 +179,8 @@ class ReceiveState:
         """Of buffers lent to lanes (lending.py)."""
         self._lent_pages = [0] * streams
         self._lent_up_to = [0] * streams
+        self._begun_up_to = [0] * streams
+        """All pages before this one have begun."""
         self._layer_missing = [[self._pages_per_layer] * layout.layers for _ in range(streams)]
         self._layers_missing = [layout.layers] * streams
         if early_window is not None:
@@ -294,6 +296,9 @@ class ReceiveState:
         known: PageSizes | None = None
         size = 0
         index = self._lent_up_to[stream]
+        if index == self._page_count and room_pages > 0:
+            # Lanes do not go on alike: the buffers of pages that are still to come took in later ones.
+            index = self._first_not_begun(stream)
         end = min(self._page_count, index + _LOOK_AHEAD_PAGES) if self.accepted and room_bytes >= least_bytes else index
         while index < end and len(buffers) < room_pages:
             sizes = self._sizes(index)[stream]
@@ -315,6 +320,13 @@ class ReceiveState:
     def _has_begun(self, index: int, stream: int) -> bool:
         page = self._pages.get(index)
         return page is not None and (page.streams[stream] is not None or page.handed_out > stream)
+
+    def _first_not_begun(self, stream: int) -> int:
+        index = self._begun_up_to[stream]
+        while index < self._page_count and self._has_begun(index, stream):
+            index += 1
+        self._begun_up_to[stream] = index
+        return index
 
     def lent_too_much(self, stream: int) -> bool:
         """More is lent in a stream than credit and pages are left for."""
@@ -383,7 +395,7 @@ class ReceiveState:
 
     def take_back(self, stream: int, buffers: Sequence[memoryview]) -> None:
         """Lent buffers of a stream are free again."""
-        self._lent_up_to[stream] = 0
+        self._lent_up_to[stream] = self._first_not_begun(stream)
         for buffer in buffers:
             self.lent_bytes[stream] -= buffer.nbytes
             self._lent_pages[stream] -= 1
