@@ -85,8 +85,8 @@ def lynx_receive(pipe: Connection, lanes: int, size: int) -> None:
     async def serve() -> None:
         server = await endpoint(segment_bytes=size).serve("tcp://127.0.0.1:0")
         pipe.send(int(server.url.rpartition(":")[2]))
-        transfer = await anext(aiter(server))
         began = Used.until_now()
+        transfer = await anext(aiter(server))
         await transfer.complete
         pipe.send(Used.until_now().since(began))
         await transfer.link.closed()
