@@ -1,14 +1,13 @@
 """The receiving side alone: `python -m perf.receiver --json FILE`.
 
 A process with nothing of the library in its way sends frames whose checksums it computed before, as fast as the
-receiver grants credit, to a link of lynx_net or to plain `recv_into` of the same bytes, in turn. Figures are of the receiving
-process: Gbit/s, CPU seconds for a GB, page faults and voluntary context switches for a MiB.
+receiver grants credit, to a link of lynx_net or to plain `recv_into` of the same bytes, in turn. Figures are of the
+receiving process: Gbit/s, CPU seconds for a GB, page faults and voluntary context switches for a MiB.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import multiprocessing
 import os
@@ -25,7 +24,15 @@ from lynx_net import CacheLayout, LinkConfig
 from lynx_net.demo.results import machine_facts
 from lynx_net.transport.options import SocketOptions
 from lynx_net.wire.frames import ControlFrame, FrameReader, SegmentHeader, checksum, pack_control, pack_segment_header
-from lynx_net.wire.messages import PROTOCOL_VERSION, Complete, Credit, Hello, OfferMessage, decode_message, encode_message
+from lynx_net.wire.messages import (
+    PROTOCOL_VERSION,
+    Complete,
+    Credit,
+    Hello,
+    OfferMessage,
+    decode_message,
+    encode_message,
+)
 from perf.bytelevel import PACKAGES, endpoint, run
 
 if TYPE_CHECKING:

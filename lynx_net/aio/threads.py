@@ -59,9 +59,9 @@ _MOST_BATCH_BYTES = 8 * 1024 * 1024
 all lanes."""
 
 _TOGETHER_BYTES = 4 * 1024 * 1024
-"""What a lane receives into lent buffers before it tells of them, at most. The interpreter's visit finds its own memory
-cold after each MiB that was copied, so it costs several times what it costs alone; but buffers that are handed back soon
-are used again while they are in the caches."""
+"""What a lane receives into lent buffers before it tells of them, at most. After so many copied bytes the interpreter
+finds its own memory cold, and a visit to it costs several times what it costs alone; but buffers that are handed back
+soon are used again while they are in the caches."""
 
 
 class _Connection:

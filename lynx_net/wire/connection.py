@@ -513,7 +513,7 @@ class LinkCore:
             self._progressed(finished)
 
     def _came(self, state: ReceiveState, stream: int, owed: bool, now: float, finished: dict[int, bool]) -> None:
-        """Segments of a stream that was owed before, or not; `finished` is whether a whole stream of a transfer is in."""
+        """Segments of a stream came that was owed before, or not; notes whether a whole stream is in."""
         if owed and not state.owes(stream):
             state.stats.last_segment_s = now
             finished[state.transfer] = True

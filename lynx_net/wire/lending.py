@@ -25,7 +25,7 @@ LEAST_LENT_BYTES = 32 * 1024
 """Smaller pages are read many at a time, with what is between them."""
 
 MOST_LENT_BYTES = 8 << 20
-"""Of one stream, for each lane: enough for whole bursts, and so few that they are used again while they are in the caches."""
+"""Of one stream, for each lane: enough for whole bursts, and few, so that they are used again while they are warm."""
 
 LentRun: TypeAlias = "tuple[int, int, int, list[int], list[memoryview], bool]"
 """What a lane hands back: transfer, stream and bytes of some page streams, their pages in the order in which they came,

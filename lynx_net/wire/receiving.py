@@ -37,7 +37,16 @@ if TYPE_CHECKING:
     from lynx_net.wire.layout import CacheLayout
     from lynx_net.wire.lending import LentRun
 
-__all__ = ["LayerReady", "PageArrived", "PageSizes", "PagesArrived", "ReceiveState", "StreamReady", "TransferComplete", "largest_of"]
+__all__ = [
+    "LayerReady",
+    "PageArrived",
+    "PageSizes",
+    "PagesArrived",
+    "ReceiveState",
+    "StreamReady",
+    "TransferComplete",
+    "largest_of",
+]
 
 
 FEW_PAGES = 64
@@ -179,6 +188,8 @@ class ReceiveState:
         """Of buffers lent to lanes (lending.py)."""
         self._lent_pages = [0] * streams
         self._lent_up_to = [0] * streams
+        self._overtaken = [0] * streams
+        """Pages that came in buffers which had been lent with earlier ones in view."""
         self._begun_up_to = [0] * streams
         """All pages before this one have begun."""
         self._layer_missing = [[self._pages_per_layer] * layout.layers for _ in range(streams)]
@@ -296,11 +307,13 @@ class ReceiveState:
         known: PageSizes | None = None
         size = 0
         index = self._lent_up_to[stream]
-        if index == self._page_count and room_pages > 0:
-            # Lanes do not go on alike: the buffers of pages that are still to come took in later ones.
-            index = self._first_not_begun(stream)
-        end = min(self._page_count, index + _LOOK_AHEAD_PAGES) if self.accepted and room_bytes >= least_bytes else index
-        while index < end and len(buffers) < room_pages:
+        looks = _LOOK_AHEAD_PAGES if self.accepted and room_bytes >= least_bytes else 0
+        while looks and len(buffers) < room_pages:
+            if index == self._page_count:
+                if not self._overtaken[stream]:
+                    break
+                self._overtaken[stream] = 0
+                index = self._first_not_begun(stream)
             sizes = self._sizes(index)[stream]
             if sizes is not known:
                 known = sizes
@@ -312,6 +325,7 @@ class ReceiveState:
                 buffers.append(self._pool.take(size))
                 lent_bytes += size
             index += 1
+            looks -= 1
         self._lent_up_to[stream] = index
         self._lent_pages[stream] += len(buffers)
         self.lent_bytes[stream] = lent_bytes
@@ -366,6 +380,8 @@ class ReceiveState:
                 window.received += size
                 page.streams[stream] = _PageStream(buffer, 0)
                 count += 1
+                if index >= self._lent_up_to[stream]:
+                    self._overtaken[stream] += 1
                 if page.handed_out == stream and (is_last or page.streams[stream + 1] is None):
                     page.handed_out += 1
                     ready.append(index)
@@ -472,9 +488,7 @@ class ReceiveState:
         """The page is in place with streams 0 to `stream`; decoding may skip to the last stream handed out."""
         return self.all_decoded((page,), stream)
 
-    def all_decoded(
-        self, pages: Sequence[int], stream: int
-    ) -> list[LayerReady | StreamReady | TransferComplete]:
+    def all_decoded(self, pages: Sequence[int], stream: int) -> list[LayerReady | StreamReady | TransferComplete]:
         """The same of several pages, in order."""
         events: list[LayerReady | StreamReady | TransferComplete] = []
         for index in pages:
