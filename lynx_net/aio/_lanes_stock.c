@@ -9,10 +9,12 @@
 #include "_lanes.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 enum { MAX_BURST = 256 };          /* segments whose headers may come before their payloads, as in frames.py */
 enum { MAX_FULL = 2 * MAX_BURST }; /* payloads handed back together */
 enum { PAUSE_MS = 1 };             /* in which a sender that has more may send nothing */
+enum { STACKS = 16 };
 enum { LEAST_PIECE = 1 << 16, MOST_PIECE = 1 << 20 };
 
 typedef struct Loan {
@@ -23,8 +25,8 @@ typedef struct Loan {
 typedef struct {
     uint64_t transfer;
     uint32_t stream, bytes;
-    size_t count;
-    Loan *loans;      /* not empty; the one that was lent last, whose memory is warmest, is used first */
+    size_t count; /* never 0 */
+    Loan *loans[STACKS]; /* by the thread that lent it: that had it last, and its core may still have its memory */
     size_t together_bytes; /* when a reader has so much of the stream, Python wants to know */
 } Shelf;
 
@@ -34,6 +36,16 @@ typedef struct {
     Shelf *shelves; /* those that are in use are first */
     size_t used, room;
 } Stock;
+
+/* Which stack is this thread's. */
+static size_t own_stack(void)
+{
+    static atomic_size_t threads;
+    static _Thread_local size_t number;
+    if (number == 0)
+        number = 1 + atomic_fetch_add(&threads, 1) % STACKS;
+    return number - 1;
+}
 
 static void free_loan(Loan *loan)
 {
@@ -68,15 +80,20 @@ static void push(Stock *stock, uint64_t transfer, uint32_t stream, Loan *loan)
         shelf = &stock->shelves[stock->used++];
         *shelf = (Shelf){.transfer = transfer, .stream = stream, .bytes = bytes};
     }
-    loan->next = shelf->loans;
-    shelf->loans = loan;
+    size_t own = own_stack();
+    loan->next = shelf->loans[own];
+    shelf->loans[own] = loan;
     shelf->count++;
 }
 
+/* What this thread lent last, whose memory is warmest, or else any. */
 static Loan *pop(Stock *stock, Shelf *shelf)
 {
-    Loan *loan = shelf->loans;
-    shelf->loans = loan->next;
+    size_t stack = own_stack();
+    while (shelf->loans[stack] == NULL)
+        stack = (stack + 1) % STACKS;
+    Loan *loan = shelf->loans[stack];
+    shelf->loans[stack] = loan->next;
     if (--shelf->count == 0)
         *shelf = stock->shelves[--stock->used];
     return loan;
