@@ -59,7 +59,9 @@ class Used(NamedTuple):
         return Used(time.monotonic(), usage.ru_utime + usage.ru_stime, usage.ru_minflt, usage.ru_nvcsw)
 
     def since(self, before: Used) -> Used:
-        return Used(self.ended_s, *(now - then for now, then in zip(self[1:], before[1:], strict=True)))
+        return Used(
+            self.ended_s, self.cpu_s - before.cpu_s, self.faults - before.faults, self.switches - before.switches
+        )
 
 
 # ---- receivers
