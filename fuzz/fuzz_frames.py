@@ -27,7 +27,6 @@ import msgpack
 from lynx_net.errors import LocalProtocolError, LynxError, RemoteProtocolError
 from lynx_net.wire.config import LinkConfig
 from lynx_net.wire.connection import (
-    Arrived,
     Event,
     LinkCore,
     OfferReceived,
@@ -50,9 +49,9 @@ from lynx_net.wire.frames import (
 from lynx_net.wire.frames import Frame as Parsed
 from lynx_net.wire.grants import CreditBook, Grant
 from lynx_net.wire.layout import CacheLayout
-from lynx_net.wire.lending import Lender
+from lynx_net.wire.lending import Lender, LentRun
 from lynx_net.wire.messages import decode_message
-from lynx_net.wire.receiving import PageArrived
+from lynx_net.wire.receiving import PageArrived, PagesArrived
 from lynx_net.wire.scheduler import SendBytes
 
 if TYPE_CHECKING:
@@ -227,7 +226,7 @@ class Shelves:
     def __init__(self) -> None:
         self.lent: list[tuple[int, int, memoryview]] = []
 
-    def put(self, transfer: int, stream: int, buffers: list[memoryview], low_bytes: int, /) -> None:
+    def put(self, transfer: int, stream: int, buffers: list[memoryview], together_bytes: int, /) -> None:
         self.lent += [(transfer, stream, buffer) for buffer in buffers]
 
     def take_back(self, transfer: int, stream: int, /) -> list[memoryview]:
@@ -235,8 +234,8 @@ class Shelves:
         self.lent = [one for one in self.lent if one not in taken]
         return [buffer for _, _, buffer in taken]
 
-    def read(self, stream: bytes, at: int) -> tuple[SegmentHeader, int, memoryview] | None:
-        """The segment that begins there, in a lent buffer, if it is sound and whole and there is one for it."""
+    def read(self, stream: bytes, at: int) -> LentRun | None:
+        """The segment that begins there, in a lent buffer, if it is whole and there is one for it."""
         if len(stream) - at < HEADER_BYTES or checksum(stream[at : at + 40]) != int.from_bytes(
             stream[at + 40 : at + 48], "little"
         ):
@@ -251,8 +250,7 @@ class Shelves:
             if (of, in_stream, buffer.nbytes) == (transfer, number, length):
                 del self.lent[index]
                 buffer[:] = payload
-                header = SegmentHeader(transfer, page, number, offset, length, stream_bytes, wanted)
-                return header, checksum(payload), buffer
+                return transfer, number, length, [page], [buffer], checksum(payload) == wanted
         return None
 
 
@@ -331,17 +329,23 @@ class Target:
 
     def read_lent(self, stream: bytes, at: int) -> int:
         """Segments for which there are lent buffers; returns where they end."""
-        arrived: list[Arrived] = []
+        runs: list[LentRun] = []
+        segments = 0
         while (one := self.shelves.read(stream, at)) is not None:
-            arrived.append(one)
-            at += HEADER_BYTES + one[0].length
+            at += HEADER_BYTES + one[2]
+            segments += 1
+            if runs and one[-1] and runs[-1][-1] and runs[-1][:3] == one[:3]:
+                runs[-1][3].extend(one[3])
+                runs[-1][4].extend(one[4])
+            else:
+                runs.append(one)
         events: list[Event] = []
         try:
-            self.core.segments(arrived, self.now, events)
+            self.core.runs(runs, self.now, events)
         finally:
             self.handle(events)
-        self.core.frames_received(0, len(arrived))
-        self.core.lend(arrived)
+        self.core.frames_received(0, segments)
+        self.core.lend({run[:2] for run in runs})
         self.check_memory()
         return at
 
@@ -369,7 +373,7 @@ class Target:
         """A segment is in its place, or was dropped."""
         if payload is not None:
             self.handle(self.core.segment(header, checksum(payload), self.now))
-            self.core.lend([(header, 0, None)])
+            self.core.lend([(header.transfer, header.stream)])
 
     def act(self) -> None:
         """Our own side: sends, lets time pass, gives transfers up."""
@@ -404,6 +408,8 @@ class Target:
                         for data in state.page_streams(page, stream):
                             bytes(data)
                         self.handle(self.core.decoded(transfer, [page], stream))
+                case PagesArrived(transfer, pages, stream):
+                    self.handle([PageArrived(transfer, page, stream) for page in pages])
                 case RequestReceived(request_id):
                     if self.rng.random() < 0.5:
                         self.core.refuse(request_id, "no")

@@ -10,7 +10,7 @@ import uvloop
 from lynx_net import CacheLayout, LinkConfig
 from lynx_net.aio.endpoint import Endpoint
 from lynx_net.aio.link import Link
-from lynx_net.aio.transfer import IncomingTransfer
+from lynx_net.aio.transfer import IncomingTransfer, Offer
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
@@ -27,15 +27,22 @@ PACKAGES = ("uvloop", "xxhash")
 class Swallow(IncomingTransfer):
     """Takes pages whose stream sizes stand in the offer, and is done with each as it arrives."""
 
+    def __init__(self, link: Link, transfer: int, offer: Offer) -> None:
+        super().__init__(link, transfer, offer)
+        self._sizes = [frozenset({size}) for size in offer.meta["page_bytes"]]
+
     def sizes(self, page: int) -> Sequence[frozenset[int]]:
-        return [frozenset({size}) for size in self.offer.meta["page_bytes"]]
+        return self._sizes
 
     @property
     def need_bytes(self) -> int:
         return int(self.offer.layout.page_count * sum(self.offer.meta["page_bytes"]))
 
     def page_arrived(self, page: int, stream: int) -> None:
-        self.link.decoded(self, [page], stream)
+        self.pages_arrived([page], stream)
+
+    def pages_arrived(self, pages: Sequence[int], stream: int) -> None:
+        self.link.decoded(self, pages, stream)
 
 
 def endpoint(

@@ -30,6 +30,7 @@ from perf.bytelevel import PACKAGES, Swallow, endpoint, open_bytes, run
 from perf.netem import Host, Network, enter, network
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from multiprocessing.connection import Connection
 
 __all__ = ["Incast", "measure"]
@@ -94,13 +95,13 @@ def receive(host: Host, incast: Incast, pipe: Connection) -> None:
             self.residual_bytes = 0
             current.append(self)
 
-        def page_arrived(self, page: int, stream: int) -> None:
+        def pages_arrived(self, pages: Sequence[int], stream: int) -> None:
             if stream == 0:
-                self.anchors += 1
+                self.anchors += len(pages)
                 if self.anchors == incast.pages:
                     self.anchor_in_s = time.monotonic()
                     self.residual_bytes = sum(map(begun_residual, current))
-            super().page_arrived(page, stream)
+            super().pages_arrived(pages, stream)
 
     current: list[Timed] = []
 

@@ -9,10 +9,12 @@
 #include "_lanes.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 enum { MAX_BURST = 256 };          /* segments whose headers may come before their payloads, as in frames.py */
 enum { MAX_FULL = 2 * MAX_BURST }; /* payloads handed back together */
 enum { PAUSE_MS = 1 };             /* in which a sender that has more may send nothing */
+enum { STACKS = 16 };
 enum { LEAST_PIECE = 1 << 16, MOST_PIECE = 1 << 20 };
 
 typedef struct Loan {
@@ -23,9 +25,9 @@ typedef struct Loan {
 typedef struct {
     uint64_t transfer;
     uint32_t stream, bytes;
-    size_t count;
-    Loan *loans;      /* not empty; the one that was lent last, whose memory is warmest, is used first */
-    size_t low_bytes; /* with less than that on all shelves of a stream Python wants to know of each segment */
+    size_t count; /* never 0 */
+    Loan *loans[STACKS]; /* by the thread that lent it: that had it last, and its core may still have its memory */
+    size_t together_bytes; /* when a reader has so much of the stream, Python wants to know */
 } Shelf;
 
 typedef struct {
@@ -34,6 +36,16 @@ typedef struct {
     Shelf *shelves; /* those that are in use are first */
     size_t used, room;
 } Stock;
+
+/* Which stack is this thread's. */
+static size_t own_stack(void)
+{
+    static atomic_size_t threads;
+    static _Thread_local size_t number;
+    if (number == 0)
+        number = 1 + atomic_fetch_add(&threads, 1) % STACKS;
+    return number - 1;
+}
 
 static void free_loan(Loan *loan)
 {
@@ -68,15 +80,20 @@ static void push(Stock *stock, uint64_t transfer, uint32_t stream, Loan *loan)
         shelf = &stock->shelves[stock->used++];
         *shelf = (Shelf){.transfer = transfer, .stream = stream, .bytes = bytes};
     }
-    loan->next = shelf->loans;
-    shelf->loans = loan;
+    size_t own = own_stack();
+    loan->next = shelf->loans[own];
+    shelf->loans[own] = loan;
     shelf->count++;
 }
 
+/* What this thread lent last, whose memory is warmest, or else any. */
 static Loan *pop(Stock *stock, Shelf *shelf)
 {
-    Loan *loan = shelf->loans;
-    shelf->loans = loan->next;
+    size_t stack = own_stack();
+    while (shelf->loans[stack] == NULL)
+        stack = (stack + 1) % STACKS;
+    Loan *loan = shelf->loans[stack];
+    shelf->loans[stack] = loan->next;
     if (--shelf->count == 0)
         *shelf = stock->shelves[--stock->used];
     return loan;
@@ -100,9 +117,9 @@ static int make_room(Stock *stock)
     return failed ? -1 : 0;
 }
 
-PyDoc_STRVAR(put_doc, "put(transfer, stream, buffers, low_bytes)\n--\n\n"
+PyDoc_STRVAR(put_doc, "put(transfer, stream, buffers, together_bytes)\n--\n\n"
                       "Lend writable buffers, each for a whole page of its size; they are the stock's until it hands them back.\n"
-                      "With less than `low_bytes` of the stream left, readers come back with each segment.");
+                      "Readers come back when they have `together_bytes` of the stream, or earlier.");
 
 static PyObject *stock_put(PyObject *self, PyObject *args)
 {
@@ -110,8 +127,8 @@ static PyObject *stock_put(PyObject *self, PyObject *args)
     unsigned long long transfer;
     unsigned int stream;
     PyObject *buffers;
-    Py_ssize_t low_bytes;
-    if (!PyArg_ParseTuple(args, "KIO!n:put", &transfer, &stream, &PyList_Type, &buffers, &low_bytes))
+    Py_ssize_t together_bytes;
+    if (!PyArg_ParseTuple(args, "KIO!n:put", &transfer, &stream, &PyList_Type, &buffers, &together_bytes))
         return NULL;
     for (Py_ssize_t index = 0; index < PyList_Size(buffers); index++) {
         Loan *loan = PyMem_Calloc(1, sizeof *loan);
@@ -136,7 +153,7 @@ static PyObject *stock_put(PyObject *self, PyObject *args)
     for (size_t index = 0; index < stock->used; index++) {
         Shelf *shelf = &stock->shelves[index];
         if (shelf->transfer == transfer && shelf->stream == stream)
-            shelf->low_bytes = low_bytes > 0 ? (size_t)low_bytes : 0;
+            shelf->together_bytes = together_bytes > 0 ? (size_t)together_bytes : 0;
     }
     pthread_mutex_unlock(&stock->mutex);
     return Py_NewRef(Py_None);
@@ -218,6 +235,7 @@ static void stock_dealloc(PyObject *self)
 typedef struct {
     uint64_t transfer, checksum, sum;
     uint32_t page, stream, bytes;
+    size_t together_bytes;
     Loan *loan;
 } Segment;
 
@@ -230,12 +248,12 @@ typedef struct {
     uint64_t sums[MAX_BURST];
     size_t taken;            /* of the burst, those that are in `full` */
     Segment full[MAX_FULL];  /* not handed back yet */
-    size_t full_count, full_bytes;
+    size_t full_count, full_bytes, enough_bytes; /* of the latter a call comes back */
     unsigned char headers[MAX_BURST * HEADER_BYTES];
     size_t headers_filled, headers_wanted;
     int refused; /* the headers are for Python */
     size_t piece_bytes;
-    size_t most_bytes; /* after so many, a call comes back */
+    size_t most_bytes; /* of `enough_bytes` */
 } Reader;
 
 static uint32_t get32(const unsigned char *from)
@@ -284,6 +302,7 @@ static int claim(Reader *self, size_t count)
         Shelf *shelf = find_shelf(stock, segment->transfer, segment->stream, segment->bytes);
         if (shelf == NULL)
             break;
+        segment->together_bytes = shelf->together_bytes;
         segment->loan = pop(stock, shelf);
     }
     int all = claimed == count;
@@ -319,6 +338,8 @@ static void collect(Reader *self)
         *segment = self->coming[self->taken];
         segment->sum = self->sums[self->taken];
         self->full_bytes += segment->bytes;
+        if (segment->together_bytes < self->enough_bytes)
+            self->enough_bytes = segment->together_bytes;
     }
     if (self->taken == self->burst.count)
         self->burst.count = self->burst.done = self->taken = 0;
@@ -341,23 +362,18 @@ static ssize_t receive_headers(Reader *self, int fd, int wait_ms)
     return got;
 }
 
-/* What is lent in the stream of the last payload: -1 if it is little, 0 if nothing, else 1: more may come, since buffers
- * are lent as long as there are pages and credit. */
+/* Whether anything is lent in the stream of the last payload. Then more may come: buffers are lent as long as there are
+ * pages and credit. */
 static int left_there(Reader *self)
 {
     Stock *stock = (Stock *)self->stock;
     const Segment *last = &self->full[self->full_count - 1];
-    size_t left_bytes = 0, low_bytes = 0;
+    int left = 0;
     pthread_mutex_lock(&stock->mutex);
-    for (size_t index = 0; index < stock->used; index++) {
-        const Shelf *shelf = &stock->shelves[index];
-        if (shelf->transfer != last->transfer || shelf->stream != last->stream)
-            continue;
-        left_bytes += shelf->count * shelf->bytes;
-        low_bytes = shelf->low_bytes;
-    }
+    for (size_t index = 0; index < stock->used && !left; index++)
+        left = stock->shelves[index].transfer == last->transfer && stock->shelves[index].stream == last->stream;
     pthread_mutex_unlock(&stock->mutex);
-    return left_bytes < low_bytes ? -1 : left_bytes > 0;
+    return left;
 }
 
 /* Bytes received, 0 at the end of the stream, -1 with errno: EINTR and EAGAIN if nothing came. Comes back after a
@@ -366,7 +382,7 @@ static ssize_t read_on(Reader *self, int fd, int wait_ms)
 {
     ssize_t total = 0, got;
     int64_t began = 0;
-    while (!self->refused && self->full_count + MAX_BURST <= MAX_FULL && self->full_bytes < self->most_bytes) {
+    while (!self->refused && self->full_count + MAX_BURST <= MAX_FULL && self->full_bytes < self->enough_bytes) {
         if (self->burst.count) {
             size_t wanted, most = self->full_count ? self->piece_bytes : MOST_PIECE;
             got = lanes_receive_piece(fd, &self->burst, most, &wanted);
@@ -377,10 +393,8 @@ static ssize_t read_on(Reader *self, int fd, int wait_ms)
             if (got > 0 && (size_t)got < wanted)
                 return total + got;
         } else {
-            int left = self->full_count ? left_there(self) : 0;
-            if (left < 0)
-                break;
-            got = receive_headers(self, fd, total == 0 ? wait_ms : left ? PAUSE_MS : -1);
+            int pause_ms = self->full_count && left_there(self) ? PAUSE_MS : -1;
+            got = receive_headers(self, fd, total == 0 ? wait_ms : pause_ms);
         }
         if (got <= 0)
             return total ? total : got;
@@ -400,29 +414,61 @@ static PyObject *fields(const Segment *one)
                          one->bytes, (unsigned long long)one->checksum);
 }
 
-/* What is full, handed back: (header fields, sum, buffer) of each. */
+/* Whether `next` goes on with the run that `first` begins. What is wrong stands alone. */
+static int is_alike(const Segment *first, const Segment *next)
+{
+    return first->transfer == next->transfer && first->stream == next->stream && first->bytes == next->bytes
+        && first->sum == first->checksum && next->sum == next->checksum;
+}
+
+/* A run of full segments; the references to their buffers are its, or gone. */
+static PyObject *build_run(Segment *first, size_t count)
+{
+    PyObject *pages = PyList_New((Py_ssize_t)count), *buffers = PyList_New((Py_ssize_t)count);
+    for (size_t index = 0; index < count; index++) {
+        PyObject *buffer = give_back(first[index].loan);
+        PyObject *page = pages != NULL && buffers != NULL ? PyLong_FromUnsignedLong(first[index].page) : NULL;
+        if (page == NULL) {
+            Py_DECREF(buffer);
+            Py_CLEAR(pages);
+            Py_CLEAR(buffers);
+            continue;
+        }
+        PyList_SetItem(pages, (Py_ssize_t)index, page); /* cannot fail, and steal what they are given */
+        PyList_SetItem(buffers, (Py_ssize_t)index, buffer);
+    }
+    if (pages == NULL || buffers == NULL) {
+        Py_XDECREF(pages);
+        Py_XDECREF(buffers);
+        return NULL;
+    }
+    return Py_BuildValue("KIINNO", (unsigned long long)first->transfer, first->stream, first->bytes, pages, buffers,
+                         first->sum == first->checksum ? Py_True : Py_False);
+}
+
+/* What is full, handed back in runs. */
 static PyObject *hand_back(Reader *self)
 {
-    PyObject *list = PyList_New((Py_ssize_t)self->full_count);
-    for (size_t index = 0; index < self->full_count; index++) {
-        Segment *segment = &self->full[index];
-        PyObject *buffer = give_back(segment->loan);
-        PyObject *one = list == NULL
-            ? NULL
-            : Py_BuildValue("NKO", fields(segment), (unsigned long long)segment->sum, buffer);
-        Py_DECREF(buffer);
-        if (list != NULL && (one == NULL || PyList_SetItem(list, (Py_ssize_t)index, one) < 0))
-            Py_CLEAR(list);
+    PyObject *runs = PyList_New(0);
+    for (size_t index = 0, end; index < self->full_count; index = end) {
+        for (end = index + 1; end < self->full_count && is_alike(&self->full[index], &self->full[end]);)
+            end++;
+        PyObject *run = build_run(&self->full[index], end - index);
+        if (runs != NULL && (run == NULL || PyList_Append(runs, run) < 0))
+            Py_CLEAR(runs);
+        Py_XDECREF(run);
     }
     self->full_count = self->full_bytes = 0;
-    return list;
+    self->enough_bytes = self->most_bytes;
+    return runs;
 }
 
 PyDoc_STRVAR(reader_receive_doc,
              "receive(fd, wait_s)\n--\n\n"
              "Receive segments as long as there are buffers for them.\n\n"
-             "Returns the bytes received, 0 at the end of the stream; (header fields, xxh3-64, buffer) of each segment that\n"
-             "is full; the header fields of the one that is being received, or None; and headers that Python has to read.");
+             "Returns the bytes received, 0 at the end of the stream; how many segments are full; these, in order, as LentRun\n"
+             "of lynx_net/wire/lending.py; the header fields of the one that is being received, or None; and headers that\n"
+             "Python has to read.");
 
 static PyObject *reader_receive(PyObject *object, PyObject *args)
 {
@@ -455,8 +501,9 @@ static PyObject *reader_receive(PyObject *object, PyObject *args)
         if (PyErr_CheckSignals() < 0)
             return NULL;
     }
-    PyObject *full = hand_back(self);
-    if (full == NULL)
+    Py_ssize_t count = (Py_ssize_t)self->full_count;
+    PyObject *runs = hand_back(self);
+    if (runs == NULL)
         return NULL;
     PyObject *coming = self->burst.count ? fields(&self->coming[self->burst.done]) : Py_NewRef(Py_None);
     PyObject *rest = PyBytes_FromStringAndSize((char *)self->headers, self->refused ? (Py_ssize_t)self->headers_filled : 0);
@@ -465,7 +512,7 @@ static PyObject *reader_receive(PyObject *object, PyObject *args)
         self->headers_filled = 0;
         self->headers_wanted = HEADER_BYTES;
     }
-    return Py_BuildValue("nNNN", (Py_ssize_t)total, full, coming, rest);
+    return Py_BuildValue("nnNNN", (Py_ssize_t)total, count, runs, coming, rest);
 }
 
 PyDoc_STRVAR(abandon_doc, "abandon()\n--\n\n"
@@ -525,7 +572,7 @@ static PyObject *stock_reader(PyObject *stock, PyObject *args)
     self->burst.sums = self->sums;
     self->headers_wanted = HEADER_BYTES;
     self->piece_bytes = LEAST_PIECE;
-    self->most_bytes = (size_t)most_bytes;
+    self->most_bytes = self->enough_bytes = (size_t)most_bytes;
     self->burst.running = lanes_hash_create();
     if (self->burst.running == NULL) {
         Py_DECREF((PyObject *)self);

@@ -34,7 +34,7 @@ from lynx_net.wire.connection import (
 )
 from lynx_net.wire.messages import AbortCode
 from lynx_net.wire.pacing import parse_rate
-from lynx_net.wire.receiving import LayerReady, PageArrived, StreamReady, TransferComplete
+from lynx_net.wire.receiving import LayerReady, PageArrived, PagesArrived, StreamReady, TransferComplete
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
@@ -414,6 +414,9 @@ class Link:
                     # Not by way of the loop: waking it for every page costs more than receiving the page.
                     if (incoming := self._incoming.get(event.transfer)) is not None:
                         incoming.page_arrived(event.page, event.stream)
+                elif isinstance(event, PagesArrived):
+                    if (incoming := self._incoming.get(event.transfer)) is not None:
+                        incoming.pages_arrived(event.pages, event.stream)
                 elif isinstance(event, OfferReceived) and self._accept_in_threads:
                     self._take(event)
                 elif isinstance(event, TransferAccepted):

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from lynx_net.transport import Lane
     from lynx_net.wire.connection import Arrived, Event
     from lynx_net.wire.frames import Frame
+    from lynx_net.wire.lending import LentRun
 
 __all__ = ["ThreadPump"]
 
@@ -56,6 +57,11 @@ _BATCH_S, _URGENT_BATCH_S = 0.002, 0.0005
 _MOST_BATCH_BYTES = 8 * 1024 * 1024
 """A lane takes together what it sends in so long, lane 0 in the second time, up to this: every visit to the core costs
 all lanes."""
+
+_TOGETHER_BYTES = 4 * 1024 * 1024
+"""What a lane receives into lent buffers before it tells of them, at most. After so many copied bytes the interpreter
+finds its own memory cold, and a visit to it costs several times what it costs alone; but buffers that are handed back
+soon are used again while they are in the caches."""
 
 
 class _Connection:
@@ -99,7 +105,7 @@ class ThreadPump(Pump):
         self._wait_s = owner.core.config.deadline_s / 4
         self._stock = lane_io.IN_USE.make_stock() if lane_io.IN_USE.make_stock is not None else None
         if self._stock is not None:
-            owner.core.lender = Lender(self._stock)
+            owner.core.lender = Lender(self._stock, len(owner.core.lane_stats))
 
     def attach(self, index: int, lane: Lane) -> None:
         sock = lane.plain_socket
@@ -109,7 +115,7 @@ class ThreadPump(Pump):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
         logger.debug("lane %d to %s: %s", index, lane.peer, lane_io.describe())
         connection = _Connection(index, lane, sock, self.owner.lock)
-        connection.bulk = self._stock.reader(self._handed_back_bytes()) if self._stock is not None else None
+        connection.bulk = self._stock.reader(_TOGETHER_BYTES) if self._stock is not None else None
         for work, name in ((self._send_loop, "send"), (self._receive_loop, "receive")):
             thread = threading.Thread(
                 target=self._run, args=(work, connection), name=f"lynx_net-{name}-{index}", daemon=True
@@ -120,14 +126,6 @@ class ThreadPump(Pump):
             self._connections[index] = connection
         for thread in connection.threads:
             thread.start()
-
-    def _handed_back_bytes(self) -> int:
-        """What a lane receives into lent buffers before it tells of them.
-
-        Little keeps the buffers in the caches, which few lanes are faster with; many lanes wait for one another then.
-        """
-        lanes = len(self.owner.core.lane_stats)
-        return min(lanes if lanes > 2 else 1, 8) << 20
 
     async def detach(self, index: int) -> None:
         connection = self._connections.get(index)
@@ -336,7 +334,7 @@ class ThreadPump(Pump):
         """Segments as long as there are lent buffers for them, then the headers of what is something else."""
         owner, index = self.owner, connection.index
         try:
-            count, arrived, coming, headers = bulk.receive(connection.sock.fileno(), self._wait_s)
+            count, segments, runs, coming, headers = bulk.receive(connection.sock.fileno(), self._wait_s)
         except BlockingIOError:
             return
         if count == 0:
@@ -345,13 +343,13 @@ class ThreadPump(Pump):
         with owner.lock:
             self.handling = True
             try:
-                if arrived:
-                    self._take_in([(SegmentHeader(*fields), total, lent) for fields, total, lent in arrived])
+                if runs:
+                    self._take_in_runs(runs)
                 else:
                     owner.core.heard(owner.clock(), None if coming is None else SegmentHeader(*coming))
             finally:
                 self.handling = False
-            owner.core.frames_received(index, len(arrived))
+            owner.core.frames_received(index, segments)
             owner.post(())
         if headers:
             frames = connection.reader.received_headers(headers)
@@ -389,14 +387,14 @@ class ThreadPump(Pump):
             if isinstance(frame, SegmentFrame):
                 whole += 1
                 if frame.payload is not None:
-                    arrived.append((frame.header, payload_sum, None))
+                    arrived.append((frame.header, payload_sum))
             elif isinstance(frame, SegmentStart):
                 if arrived:
                     self._take_in(arrived)
                 for done in connection.reader.deliver_to(self._place(connection, frame.header)):
                     whole += 1
                     if done.payload is not None:
-                        arrived.append((done.header, checksum(b""), None))
+                        arrived.append((done.header, checksum(b"")))
             else:
                 if arrived:
                     self._take_in(arrived)
@@ -408,7 +406,7 @@ class ThreadPump(Pump):
         return whole, control
 
     def _take_in(self, arrived: list[Arrived]) -> None:
-        """Segments that lie in their places or in lent buffers; with the lock. Empties the list."""
+        """Segments that lie in their places; with the lock. Empties the list."""
         core = self.owner.core
         events: list[Event] = []
         try:
@@ -416,8 +414,19 @@ class ThreadPump(Pump):
         finally:
             if events:
                 self.owner.post(events)
-        core.lend(arrived)
+        core.lend({(header.transfer, header.stream) for header, _ in arrived})
         arrived.clear()
+
+    def _take_in_runs(self, runs: list[LentRun]) -> None:
+        """Segments in lent buffers; with the lock."""
+        core = self.owner.core
+        events: list[Event] = []
+        try:
+            core.runs(runs, self.owner.clock(), events)
+        finally:
+            if events:
+                self.owner.post(events)
+        core.lend({run[:2] for run in runs})
 
     def _place(self, connection: _Connection, header: SegmentHeader) -> memoryview | None:
         """Called with the lock, which is free while this waits."""

@@ -259,6 +259,11 @@ class IncomingTransfer(_Transfer):
         """A page can be decoded with streams 0 to `stream`. Called with the link's lock, from any thread; be quick."""
         raise LocalProtocolError("this transfer has no decoder")
 
+    def pages_arrived(self, pages: Sequence[int], stream: int) -> None:
+        """The same of several pages."""
+        for page in pages:
+            self.page_arrived(page, stream)
+
     def mark_layer(self, layer: int, stream: int) -> None:
         """A layer is decoded."""
         self._layers[stream][layer].set(self.link.clock())

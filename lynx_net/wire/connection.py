@@ -71,12 +71,12 @@ from lynx_net.wire.scheduler import NO_DEADLINE, NothingToSend, Scheduler, SendB
 from lynx_net.wire.stats import LaneStats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Sequence
 
     from lynx_net.wire.config import LinkConfig
     from lynx_net.wire.frames import SegmentHeader
     from lynx_net.wire.grants import CreditBook, Grant
-    from lynx_net.wire.lending import Lender
+    from lynx_net.wire.lending import Lender, LentRun
     from lynx_net.wire.pool import BufferPool
     from lynx_net.wire.stats import TransferStats, WaitReason
 
@@ -103,8 +103,8 @@ MAX_CONTROL_BACKLOG_BYTES = 1 << 24
 """A peer that makes us answer and reads no answers is given up when this much waits for it."""
 
 
-Arrived: TypeAlias = "tuple[SegmentHeader, int, memoryview | None]"
-"""A whole segment, the checksum that its bytes have, and the lent buffer that they are in if it has not been placed."""
+Arrived: TypeAlias = "tuple[SegmentHeader, int]"
+"""A whole segment that lies in its place, and the checksum that its bytes have."""
 
 
 class SegmentAwaitsOffer(Exception):
@@ -449,7 +449,7 @@ class LinkCore:
                 self.lender.segment_placed(state, header.stream)
             if state.stats.first_segment_s is None:
                 state.stats.first_segment_s = now
-            self._heard_segment(header, now)
+            self._heard_segment(header.transfer, header.stream, now)
             return view
         if header.transfer % 2 != self._peer_parity:
             raise RemoteProtocolError(f"a segment of transfer {header.transfer}, which is not the peer's to send")
@@ -466,49 +466,73 @@ class LinkCore:
     def segment(self, header: SegmentHeader, payload_sum: int, now: float) -> list[Event]:
         """All bytes of a segment are in the place that `place` gave; `payload_sum` is the checksum they have."""
         events: list[Event] = []
-        self.segments([(header, payload_sum, None)], now, events)
+        self.segments([(header, payload_sum)], now, events)
         return events
 
     def segments(self, arrived: Sequence[Arrived], now: float, events: list[Event]) -> None:
-        """The same for several, in order; what is due is granted once for all of them. Adds to `events`.
+        """The same for several, in order; what is due is granted once for all of them. Adds to `events`."""
+        finished: dict[int, bool] = {}
+        for header, payload_sum in arrived:
+            state = self._receiving.get(header.transfer)
+            if state is None:
+                continue
+            self._heard_segment(header.transfer, header.stream, now)
+            owed = state.owes(header.stream)
+            try:
+                events += state.segment_arrived(header, payload_sum)
+            except IntegrityError as error:
+                events += self.abort(header.transfer, AbortCode.INTEGRITY, str(error), error)
+                continue
+            self._came(state, header.stream, owed, now, finished)
+        self._progressed(finished)
+
+    def runs(self, runs: Sequence[LentRun], now: float, events: list[Event]) -> None:
+        """The same for segments in lent buffers, which have not been placed.
 
         Raises:
-            RemoteProtocolError: a segment in a lent buffer breaks a rule. What came before it counts.
+            RemoteProtocolError: one of them breaks a rule. What came before it counts.
         """
         finished: dict[int, bool] = {}
         try:
-            for header, payload_sum, lent in arrived:
-                transfer, stream = header.transfer, header.stream
+            for run in runs:
+                transfer, stream = run[:2]
                 state = self._receiving.get(transfer)
                 if state is None:
                     continue
-                self._heard_segment(header, now)
+                self._heard_segment(transfer, stream, now)
+                if state.stats.first_segment_s is None:
+                    state.stats.first_segment_s = now
                 owed = state.owes(stream)
                 try:
-                    if lent is None:
-                        events += state.segment_arrived(header, payload_sum)
-                    else:
-                        if state.stats.first_segment_s is None:
-                            state.stats.first_segment_s = now
-                        events += state.take_lent(header, payload_sum, lent)
+                    state.take_run(run, events)
                 except IntegrityError as error:
                     events += self.abort(transfer, AbortCode.INTEGRITY, str(error), error)
                     continue
-                if owed and not state.owes(stream):
-                    state.stats.last_segment_s = now
-                    finished[transfer] = True
-                elif transfer not in finished:
-                    finished[transfer] = False
+                self._came(state, stream, owed, now, finished)
         finally:
-            for transfer, stream_finished in finished.items():
-                if grants := self._book.progressed(self.link, transfer, stream_finished=stream_finished):
-                    self._send_grants(grants)
+            self._progressed(finished)
 
-    def lend(self, arrived: Sequence[Arrived]) -> None:
-        """Lend buffers for what may follow on these segments. Last, when those of decoded pages are free again."""
+    def _came(self, state: ReceiveState, stream: int, owed: bool, now: float, finished: dict[int, bool]) -> None:
+        """Segments of a stream came that was owed before, or not; notes whether a whole stream is in."""
+        if owed and not state.owes(stream):
+            state.stats.last_segment_s = now
+            finished[state.transfer] = True
+        else:
+            finished.setdefault(state.transfer, False)
+
+    def _progressed(self, finished: dict[int, bool]) -> None:
+        for transfer, stream_finished in finished.items():
+            if grants := self._book.progressed(self.link, transfer, stream_finished=stream_finished):
+                self._send_grants(grants)
+
+    def lend(self, streams: Iterable[tuple[int, int]]) -> None:
+        """Lend buffers for what may follow on segments of these transfers and streams.
+
+        Last, when those of decoded pages are free again.
+        """
         if self.lender is None:
             return
-        for transfer, stream in {(one.transfer, one.stream) for one, _, _ in arrived}:
+        for transfer, stream in streams:
             if (state := self._receiving.get(transfer)) is not None:
                 self.lender.lend(state, stream)
 
@@ -521,9 +545,7 @@ class LinkCore:
         state = self._receiving.get(transfer)
         if state is None:
             return []
-        events: list[Event] = []
-        for page in pages:
-            events += state.decoded(page, stream)
+        events: list[Event] = [*state.all_decoded(pages, stream)]
         self._book.decoded_pages += len(pages)
         if grants := self._book.progressed(self.link, transfer, stream_finished=False):
             self._send_grants(grants)
@@ -542,11 +564,11 @@ class LinkCore:
             if segment.stream < MAX_STREAMS:
                 self._stream_heard_s[segment.stream] = now
 
-    def _heard_segment(self, segment: SegmentHeader, now: float) -> None:
+    def _heard_segment(self, transfer: int, stream: int, now: float) -> None:
         """The same of a segment that has a place."""
         self.heard_at_s = now
-        self._receive_progress_s[segment.transfer] = now
-        self._stream_heard_s[segment.stream] = now
+        self._receive_progress_s[transfer] = now
+        self._stream_heard_s[stream] = now
 
     def message(self, message: Message, now: float) -> list[Event]:
         """Handle a control message; see the table at the head of this file."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lynx_net.wire.receiving import LayerReady, PageArrived, StreamReady, TransferComplete
+from lynx_net.wire.receiving import LayerReady, PageArrived, PagesArrived, StreamReady, TransferComplete
 
 if TYPE_CHECKING:
     from lynx_net.errors import LynxError
@@ -86,6 +86,7 @@ Event = (
     | TransferFailed
     | PeerClosed
     | PageArrived
+    | PagesArrived
     | LayerReady
     | StreamReady
     | TransferComplete

@@ -14,24 +14,31 @@ A lane that has to ask for the place of every segment spends more time on that t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from lynx_net.wire.receiving import ReceiveState
 
-__all__ = ["LEAST_LENT_BYTES", "Lender", "Stock"]
+__all__ = ["LEAST_LENT_BYTES", "Lender", "LentRun", "Stock"]
 
 LEAST_LENT_BYTES = 32 * 1024
 """Smaller pages are read many at a time, with what is between them."""
+
+MOST_LENT_BYTES = 8 << 20
+"""Of one stream, for each lane: enough for whole bursts, and few, so that they are used again while they are warm."""
+
+LentRun: TypeAlias = "tuple[int, int, int, list[int], list[memoryview], bool]"
+"""What a lane hands back: transfer, stream and bytes of some page streams, their pages in the order in which they came,
+the buffers that they are in, and whether these match the checksums of their headers; what does not comes alone."""
 
 
 class Stock(Protocol):
     """Where the lanes of a link find lent buffers. Its methods are called with the lock of the link."""
 
-    def put(self, transfer: int, stream: int, buffers: list[memoryview], low_bytes: int, /) -> None:
+    def put(self, transfer: int, stream: int, buffers: list[memoryview], together_bytes: int, /) -> None:
         """Lend these, each to a page that has exactly its size in this stream.
 
-        When less than `low_bytes` of the stream is left, lanes come back with each segment.
+        A lane comes back when it has `together_bytes` of it, or earlier.
         """
 
     def take_back(self, transfer: int, stream: int, /) -> list[memoryview]:
@@ -40,18 +47,20 @@ class Stock(Protocol):
 
 
 class Lender:
-    """Lends buffers of the transfers of one link, for pages of `least_bytes` or more."""
+    """Lends buffers of the transfers of one link of some lanes, for pages of `least_bytes` or more."""
 
-    def __init__(self, stock: Stock, least_bytes: int = LEAST_LENT_BYTES) -> None:
+    def __init__(self, stock: Stock, lanes: int = 1, least_bytes: int = LEAST_LENT_BYTES) -> None:
         self._stock = stock
+        self._lanes = lanes
         self._least_bytes = least_bytes
 
     def lend(self, state: ReceiveState, stream: int) -> None:
         """Pages of a stream come in: lend buffers for those that may come next, as many as rule 3 allows."""
-        if buffers := state.lend(stream, self._least_bytes):
-            # About what is left when the peer is due to be granted more: half of its credit (ReceiveWindow.grant_due).
-            low_bytes = 0 if state.all_lent(stream) else state.windows[stream].window * 3 // 8
-            self._stock.put(state.transfer, stream, buffers, low_bytes)
+        if buffers := state.lend(stream, self._least_bytes, self._lanes * MOST_LENT_BYTES):
+            # The peer is granted more when half of its credit is used (ReceiveWindow.grant_due): what all lanes have
+            # received and not told of must leave it something until then.
+            together_bytes = state.windows[stream].window // (4 * self._lanes)
+            self._stock.put(state.transfer, stream, buffers, together_bytes)
 
     def segment_placed(self, state: ReceiveState, stream: int) -> None:
         """A segment used credit, or began a page, without a lent buffer (rule 4)."""

@@ -16,7 +16,10 @@ MAPPED_BYTES = 128 * 1024
 
 
 def _ordinary(size: int) -> memoryview:
-    return memoryview(mmap.mmap(-1, size) if size >= MAPPED_BYTES else bytearray(size))
+    if size < MAPPED_BYTES:
+        return memoryview(bytearray(size))
+    # Private memory: the first touch of what is shared, which is the default, costs more.
+    return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
 
 class BufferPool:

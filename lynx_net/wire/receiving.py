@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from lynx_net.errors import FlowControlError, IntegrityError, LocalProtocolError, RemoteProtocolError
 from lynx_net.wire.credit import ReceiveWindow
+from lynx_net.wire.frames import SegmentHeader
 from lynx_net.wire.pool import BufferPool
 from lynx_net.wire.scheduler import class_of
 from lynx_net.wire.stats import TransferStats
@@ -32,10 +33,20 @@ from lynx_net.wire.stats import TransferStats
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from lynx_net.wire.frames import SegmentHeader
+    from lynx_net.wire.events import Event
     from lynx_net.wire.layout import CacheLayout
+    from lynx_net.wire.lending import LentRun
 
-__all__ = ["LayerReady", "PageArrived", "PageSizes", "ReceiveState", "StreamReady", "TransferComplete", "largest_of"]
+__all__ = [
+    "LayerReady",
+    "PageArrived",
+    "PageSizes",
+    "PagesArrived",
+    "ReceiveState",
+    "StreamReady",
+    "TransferComplete",
+    "largest_of",
+]
 
 
 FEW_PAGES = 64
@@ -55,6 +66,14 @@ class PageArrived(NamedTuple):
 
     transfer: int
     page: int
+    stream: int
+
+
+class PagesArrived(NamedTuple):
+    """The same of several pages."""
+
+    transfer: int
+    pages: list[int]
     stream: int
 
 
@@ -169,6 +188,10 @@ class ReceiveState:
         """Of buffers lent to lanes (lending.py)."""
         self._lent_pages = [0] * streams
         self._lent_up_to = [0] * streams
+        self._overtaken = [0] * streams
+        """Pages that came in buffers which had been lent with earlier ones in view."""
+        self._begun_up_to = [0] * streams
+        """All pages before this one have begun."""
         self._layer_missing = [[self._pages_per_layer] * layout.layers for _ in range(streams)]
         self._layers_missing = [layout.layers] * streams
         if early_window is not None:
@@ -271,84 +294,128 @@ class ReceiveState:
         page_stream.segments[offset // self.segment_bytes] = _STARTED
         return page_stream.data if length == stream_bytes else page_stream.data[offset : offset + length]
 
-    def lend(self, stream: int, least_bytes: int) -> list[memoryview]:
+    def lend(self, stream: int, least_bytes: int, most_bytes: int) -> list[memoryview]:
         """Buffers for the next pages of a stream that have not begun, within credit and segment (lending.py).
 
-        A quarter of the credit is left for what comes in other sizes. Few pages are looked at, the next ones next time.
+        A quarter of the credit is left for what comes in other sizes, and no more than `most_bytes` are lent at a time.
+        Few pages are looked at, the next ones next time.
         """
-        room_bytes = self.windows[stream].outstanding * 3 // 4 - self.lent_bytes[stream]
-        pages = self._page_count - self._begun_pages[stream] - self._lent_pages[stream]
+        lent_bytes = self.lent_bytes[stream]
+        room_bytes = min(self.windows[stream].outstanding * 3 // 4, most_bytes) - lent_bytes
+        room_pages = self._page_count - self._begun_pages[stream] - self._lent_pages[stream]
         buffers: list[memoryview] = []
+        known: PageSizes | None = None
+        size = 0
         index = self._lent_up_to[stream]
-        end = min(self._page_count, index + _LOOK_AHEAD_PAGES) if self.accepted else index
-        while len(buffers) < pages and index < end:
-            sizes = self._sizes(index)[stream]
-            size = 0 if isinstance(sizes, range) else min(sizes)
-            if least_bytes <= size <= self.segment_bytes and not self._has_begun(index, stream):
-                room_bytes -= size
-                if room_bytes < 0:
+        looks = _LOOK_AHEAD_PAGES if self.accepted and room_bytes >= least_bytes else 0
+        while looks and len(buffers) < room_pages:
+            if index == self._page_count:
+                if not self._overtaken[stream]:
                     break
+                self._overtaken[stream] = 0
+                index = self._first_not_begun(stream)
+            sizes = self._sizes(index)[stream]
+            if sizes is not known:
+                known = sizes
+                size = 0 if isinstance(sizes, range) else min(sizes)
+            if least_bytes <= size <= self.segment_bytes and not self._has_begun(index, stream):
+                if size > room_bytes:
+                    break
+                room_bytes -= size
                 buffers.append(self._pool.take(size))
-                self.lent_bytes[stream] += size
+                lent_bytes += size
             index += 1
+            looks -= 1
         self._lent_up_to[stream] = index
         self._lent_pages[stream] += len(buffers)
+        self.lent_bytes[stream] = lent_bytes
         return buffers
 
     def _has_begun(self, index: int, stream: int) -> bool:
         page = self._pages.get(index)
         return page is not None and (page.streams[stream] is not None or page.handed_out > stream)
 
+    def _first_not_begun(self, stream: int) -> int:
+        index = self._begun_up_to[stream]
+        while index < self._page_count and self._has_begun(index, stream):
+            index += 1
+        self._begun_up_to[stream] = index
+        return index
+
     def lent_too_much(self, stream: int) -> bool:
         """More is lent in a stream than credit and pages are left for."""
         pages = self._page_count - self._begun_pages[stream]
         return self.lent_bytes[stream] > self.windows[stream].outstanding or self._lent_pages[stream] > pages
 
-    def all_lent(self, stream: int) -> bool:
-        """Buffers are lent for all pages of a stream for which they can be."""
-        return self._lent_up_to[stream] == self._page_count
+    def take_run(self, run: LentRun, events: list[Event]) -> None:
+        """A lane hands back buffers that hold whole page streams: as `place` and `segment_arrived` of each, in order.
 
-    def take_lent(self, header: SegmentHeader, payload_sum: int, lent: memoryview) -> list[PageArrived]:
-        """A lane hands back this buffer with a whole page stream that has this checksum: as `place`, `segment_arrived`.
+        Adds to `events`, also before it raises.
 
         Raises:
-            RemoteProtocolError: the segment breaks a rule.
+            RemoteProtocolError: a segment breaks a rule.
             IntegrityError: its bytes do not match its checksum.
         """
-        _, index, stream, _, length, _, wanted_sum = header
-        self._not_lent(stream, lent)
-        page = self._pages.get(index)
-        if page is None and index < self._page_count:
-            page = self._pages[index] = _Page(self.streams)
-        window = self.windows[stream]
-        plain = page is not None and page.streams[stream] is None and page.handed_out <= stream
-        if (
-            plain
-            and length in self._sizes(index)[stream]
-            and length <= window.outstanding
-            and payload_sum == wanted_sum
-        ):
-            assert page is not None
-            window.received += length
-            page.streams[stream] = _PageStream(lent, 0)
-            self._begun_pages[stream] += 1
-            return self._stream_arrived(page, header)
-        view = self.place(header)  # which knows what is wrong, unless the bytes are, or that they came before
+        _, stream, size, pages, buffers, sound = run
+        self.lent_bytes[stream] -= size * len(pages)
+        self._lent_pages[stream] -= len(pages)
+        window, count, others = self.windows[stream], 0, []
+        is_last = stream + 1 == self.streams
+        ready: list[int] = []
+        try:
+            for index, buffer in zip(pages, buffers, strict=True):
+                page = self._pages.get(index)
+                if page is None and index < self._page_count:
+                    page = self._pages[index] = _Page(self.streams)
+                if (
+                    page is None
+                    or not sound
+                    or page.handed_out > stream
+                    or page.streams[stream] is not None
+                    or size > window.limit - window.received
+                    or size not in self._sizes(index)[stream]
+                ):
+                    self._take_other(index, stream, buffer, events, sound=sound)
+                    continue
+                window.received += size
+                page.streams[stream] = _PageStream(buffer, 0)
+                count += 1
+                if index >= self._lent_up_to[stream]:
+                    self._overtaken[stream] += 1
+                if page.handed_out == stream and (is_last or page.streams[stream + 1] is None):
+                    page.handed_out += 1
+                    ready.append(index)
+                else:
+                    others.append(index)
+        finally:
+            if count:
+                self._begun_pages[stream] += count
+                self.stats.stream_bytes[stream] += size * count
+                self.stats.stream_segments[stream] += count
+                self._whole(stream, count, size * count)
+            if ready:
+                events.append(PagesArrived(self.transfer, ready, stream))
+            for index in others:
+                events += self._hand_out(self._pages[index], index)
+
+    def _take_other(self, index: int, stream: int, buffer: memoryview, events: list[Event], *, sound: bool) -> None:
+        """A lent buffer comes back with what came before, has another size than it may have, or is wrong otherwise."""
+        size = buffer.nbytes
+        header = SegmentHeader(self.transfer, index, stream, 0, size, size, 0)
+        view = self.place(header)  # which knows what is wrong, unless the bytes are
         if view is not None:
-            view[:] = lent
-        self._pool.give(lent)
-        return [] if view is None else self.segment_arrived(header, payload_sum)
+            view[:] = buffer
+        self._pool.give(buffer)
+        if view is not None:
+            events += self.segment_arrived(header, 0 if sound else 1)
 
     def take_back(self, stream: int, buffers: Sequence[memoryview]) -> None:
         """Lent buffers of a stream are free again."""
-        self._lent_up_to[stream] = 0
+        self._lent_up_to[stream] = self._first_not_begun(stream)
         for buffer in buffers:
-            self._not_lent(stream, buffer)
+            self.lent_bytes[stream] -= buffer.nbytes
+            self._lent_pages[stream] -= 1
             self._pool.give(buffer)
-
-    def _not_lent(self, stream: int, buffer: memoryview) -> None:
-        self.lent_bytes[stream] -= buffer.nbytes
-        self._lent_pages[stream] -= 1
 
     def _count_early(self, size: int) -> None:
         self._early_bytes += size
@@ -372,29 +439,28 @@ class ReceiveState:
             raise IntegrityError(self.transfer, page_ref.layer, page_ref.kind, header.stream)
         page_stream.segments[segment] = _ARRIVED
         page_stream.missing -= 1
-        if not page_stream.missing:
-            return self._stream_arrived(page, header)
-        self._count(header)
-        return []
-
-    def _count(self, header: SegmentHeader) -> None:
         self.stats.stream_bytes[header.stream] += header.length
         self.stats.stream_segments[header.stream] += 1
+        if page_stream.missing:
+            return []
+        self._whole(header.stream, 1, header.stream_bytes)
+        return self._hand_out(page, header.page)
 
-    def _stream_arrived(self, page: _Page, header: SegmentHeader) -> list[PageArrived]:
-        """The last segment of a page stream is in."""
-        stream = header.stream
-        self._count(header)
-        self._arrived_pages[stream] += 1
+    def _whole(self, stream: int, pages: int, total_bytes: int) -> None:
+        """The last segments of a stream of so many pages are in, of so many bytes together."""
+        self._arrived_pages[stream] += pages
         if self._early_window is not None and not self.owes(stream):
             self._set_windows(self._early_window)
-        self.windows[stream].held += header.stream_bytes
+        self.windows[stream].held += total_bytes
+
+    def _hand_out(self, page: _Page, index: int) -> list[PageArrived]:
+        """What can be decoded of a page, one stream of which is whole now."""
         events: list[PageArrived] = []
         while page.handed_out < self.streams:
             following = page.streams[page.handed_out]
             if following is None or following.missing:
                 break
-            events.append(PageArrived(self.transfer, header.page, page.handed_out))
+            events.append(PageArrived(self.transfer, index, page.handed_out))
             page.handed_out += 1
         return events
 
@@ -418,28 +484,36 @@ class ReceiveState:
             raise LocalProtocolError(f"stream {stream} of page {page_index} has not been handed out")
         return page
 
-    def decoded(self, page_index: int, stream: int) -> list[LayerReady | StreamReady | TransferComplete]:
+    def decoded(self, page: int, stream: int) -> list[LayerReady | StreamReady | TransferComplete]:
         """The page is in place with streams 0 to `stream`; decoding may skip to the last stream handed out."""
-        page = self._handed_out(page_index, stream)
+        return self.all_decoded((page,), stream)
+
+    def all_decoded(self, pages: Sequence[int], stream: int) -> list[LayerReady | StreamReady | TransferComplete]:
+        """The same of several pages, in order."""
         events: list[LayerReady | StreamReady | TransferComplete] = []
-        layer = page_index // self._pages_per_layer
-        while page.decoded <= stream:
-            done = page.decoded
-            page.decoded += 1
-            page_stream = page.streams[done]
-            if page_stream is not None:
-                self.windows[done].consume(page_stream.data.nbytes)
-            self._layer_missing[done][layer] -= 1
-            if self._layer_missing[done][layer]:
-                continue
-            events.append(LayerReady(self.transfer, layer, done))
-            self._layers_missing[done] -= 1
-            if self._layers_missing[done] == 0:
-                events.append(StreamReady(self.transfer, done))
-                if done == self.streams - 1:
-                    events.append(TransferComplete(self.transfer))
-        if page.decoded == self.streams:
-            self._give_back(page)
+        for index in pages:
+            page = self._handed_out(index, stream)
+            while page.decoded <= stream:
+                done = page.decoded
+                page.decoded += 1
+                if (page_stream := page.streams[done]) is not None:
+                    self.windows[done].consume(page_stream.data.nbytes)
+                missing = self._layer_missing[done]
+                layer = index // self._pages_per_layer
+                missing[layer] -= 1
+                if not missing[layer]:
+                    events += self._layer_decoded(layer, done)
+            if page.decoded == self.streams:
+                self._give_back(page)
+        return events
+
+    def _layer_decoded(self, layer: int, stream: int) -> list[LayerReady | StreamReady | TransferComplete]:
+        events: list[LayerReady | StreamReady | TransferComplete] = [LayerReady(self.transfer, layer, stream)]
+        self._layers_missing[stream] -= 1
+        if not self._layers_missing[stream]:
+            events.append(StreamReady(self.transfer, stream))
+            if stream == self.streams - 1:
+                events.append(TransferComplete(self.transfer))
         return events
 
     def release(self) -> None:

@@ -17,6 +17,8 @@ from perf.bytelevel import ROOMY, Swallow, open_bytes, run
 from perf.peers.harness import Peer, Side, main
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from lynx_net.aio.transfer import IncomingTransfer, OutgoingTransfer
 
 LANES = int(os.environ.get("LYNX_PEER_LANES", "2"))
@@ -54,9 +56,10 @@ class Lynx(Peer):
         counter = self._counter = Counter()
 
         class Counted(Swallow):
-            def page_arrived(self, page: int, stream: int) -> None:
-                super().page_arrived(page, stream)
-                counter.count()
+            def pages_arrived(self, pages: Sequence[int], stream: int) -> None:
+                super().pages_arrived(pages, stream)
+                for _ in pages:
+                    counter.count()
 
         return Endpoint(lambda parts: Link(parts, Counted), config=LinkConfig(memory_bytes=ROOMY), rate=None)
 

@@ -19,7 +19,7 @@ from lynx_net.wire.frames import SegmentHeader, checksum, pack_control, pack_seg
 from lynx_net.wire.grants import CreditBook, Grant
 from lynx_net.wire.layout import CacheLayout
 from lynx_net.wire.messages import OfferMessage, encode_message
-from lynx_net.wire.receiving import PageArrived
+from lynx_net.wire.receiving import PageArrived, PagesArrived
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -115,6 +115,8 @@ class Owner:
                         self.pages[transfer, page] = [bytes(view) for view in state.page_streams(page, stream)]
                         if self.decodes:
                             self.post(self.core.decoded(transfer, [page], stream))
+                    case PagesArrived(transfer, pages, stream):
+                        self.post([PageArrived(transfer, page, stream) for page in pages])
                     case TransferFailed(transfer, error):
                         self.failed[transfer] = error
             self.check()
@@ -184,13 +186,13 @@ class Receiver:
                 self.attach(index)
         finally:
             lane_io.IN_USE = before
-        core_segments = self.owner.core.segments
+        core_runs = self.owner.core.runs
 
-        def count(arrived, now, events):  # type: ignore[no-untyped-def]
-            self.lent_segments += sum(lent is not None for _, _, lent in arrived)
-            core_segments(arrived, now, events)
+        def count(runs, now, events):  # type: ignore[no-untyped-def]
+            self.lent_segments += sum(len(run[3]) for run in runs)
+            core_runs(runs, now, events)
 
-        self.owner.core.segments = count  # type: ignore[method-assign]
+        self.owner.core.runs = count  # type: ignore[method-assign]
         return self
 
     def attach(self, index: int) -> None:

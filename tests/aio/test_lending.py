@@ -337,7 +337,7 @@ def test_wrong_arguments_of_a_stock(lanes: ModuleType) -> None:
         with pytest.raises(BlockingIOError):
             reader.receive(one.fileno(), 0.0)
         other.close()
-        assert reader.receive(one.fileno(), 0.0) == (0, [], None, b"")
+        assert reader.receive(one.fileno(), 0.0) == (0, 0, [], None, b"")
     with pytest.raises(OSError, match="descriptor"):
         reader.receive(one.fileno(), 0.0)
     good.append(1)  # a bytearray that is exported cannot grow
@@ -355,16 +355,15 @@ def test_a_stock_and_its_readers_leak_nothing(lanes: ModuleType) -> None:
         for _ in range(count):
             stock = lanes.Stock()
             reader = stock.reader(1 << 20)
-            stock.put(2, 0, [buffer, buffer], 0)  # one after the other comes back
+            stock.put(2, 0, [buffer, buffer], 1 << 20)  # one after the other comes back
             end.sendall(frame + other)
-            count, arrived, _, rest = reader.receive(one.fileno(), 0.0)
-            assert (count, rest) == (len(frame) + HEADER_BYTES, other[:HEADER_BYTES])
-            ((fields, total, lent),) = arrived
-            assert (fields, total) == (tuple(header), header.checksum)
-            assert lent is buffer
+            count, segments, runs, _, rest = reader.receive(one.fileno(), 0.0)
+            assert (count, segments, rest) == (len(frame) + HEADER_BYTES, 1, other[:HEADER_BYTES])
+            assert runs == [(2, 0, 40_000, [4], [buffer], True)]
+            assert runs[0][4][0] is buffer
             one.recv(len(other) - HEADER_BYTES)
             end.sendall(frame[: HEADER_BYTES + 5])
-            assert reader.receive(one.fileno(), 0.0) == (HEADER_BYTES + 5, [], tuple(header), b"")
+            assert reader.receive(one.fileno(), 0.0) == (HEADER_BYTES + 5, 0, [], tuple(header), b"")
             if count % 2:
                 assert reader.abandon() == [(2, 0, buffer)]
 
