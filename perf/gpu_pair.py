@@ -283,7 +283,7 @@ def table(found: dict[str, Any]) -> list[str]:
         lines.append(
             f"{tokens:7}{rate:>8}  {codec:8}{of('transfer_s'):9.3f}s{of('ttft_s'):7.3f}s{of('network_s'):8.3f}s"
             f"{of('busy'):8.1%}{of('first_byte_s') * 1e3:6.1f}ms{tail * 1e3:5.1f}ms"
-            f"{median(one['cpu_s']['prefill'] for one in ones):6.2f}s{median(one['cpu_s']['decode'] for one in ones):6.2f}s"
+            + "".join(f"{median(one['cpu_s'][side] for one in ones):6.2f}s" for side in ("prefill", "decode"))
         )
     for (tokens, rate, codec), value in ttft.items():
         if codec in ("lynx", DEFAULT) and (tokens, rate, "int4") in ttft:

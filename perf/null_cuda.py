@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lynx_codec import PageShape
 from lynx_gpu import codec as device_codec
 from lynx_gpu.views import DeviceView
 
 if TYPE_CHECKING:
+    from lynx_codec import PageShape
     from lynx_codec.codecs import PageCodec
     from lynx_gpu.plan import BatchPlan
     from lynx_net.wire.layout import CacheLayout, Kind

@@ -16,8 +16,8 @@ LAYERS, PER_LAYER = 3, 11
 def waiting(streams: int, run_pages: int, *, whole: bool) -> WaitingPages:
     return WaitingPages(
         streams=streams,
-        pages_per_layer=PER_LAYER,
-        layers=LAYERS,
+        pages_per_array=PER_LAYER,
+        arrays=LAYERS,
         run_pages=run_pages,
         whole=whole,
         bytes_of=lambda page, stream: 10,
