@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lynx_gpu import codec as device_codec
+from lynx_gpu import events
 from lynx_gpu.views import DeviceView
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["NullCache", "install"]
 
 _DEVICE_TO_HOST = 2
+_STATUS_BYTES = 16384
+"""What the receiver copies back is less: how pages have fared."""
 
 
 class _Context:
@@ -89,6 +92,8 @@ def install() -> None:
 
     def copy(target: int, source: int, size_bytes: int, kind: int, stream: int) -> None:
         plan = encoded.get(source) if kind == _DEVICE_TO_HOST else None
+        if plan is None and kind == _DEVICE_TO_HOST and size_bytes <= _STATUS_BYTES:
+            ctypes.memset(target, 0, size_bytes)
         if plan is not None:
             ctypes.memset(target, 0, plan.status_bytes)
             for job, spans in zip(plan.jobs, plan.spans, strict=True):
@@ -110,7 +115,8 @@ def install() -> None:
         Device=_Context, Stream=_Context, Event=_Event, PinnedMemory=_Memory, Memory=_Memory, runtime=runtime
     )
     sys.modules["cupy"] = module
-    device_codec.kernel = lru_cache(lambda *_: _Function())  # type: ignore[assignment]
+    for user in (device_codec, events):
+        user.kernel = lru_cache(lambda *_: _Function())  # type: ignore[attr-defined]
     encode = device_codec.DeviceCodec.encode
 
     def remember(self: Any, of: DeviceView, plan: BatchPlan, fine: Any, out: int, stream: Any) -> None:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from lynx_gpu.modules import cupy
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from collections.abc import Iterator, Sequence
+
+    import numpy as np
 
 __all__ = ["Driver", "driver", "launch"]
 
