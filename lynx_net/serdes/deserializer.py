@@ -174,14 +174,15 @@ class ReceivedTransfer(IncomingTransfer):
             batch.started.append(self._decoders[array].start(arrived))
 
     def _device_run(self, link: Link) -> int:
-        """Pages of a run for a device: a quarter of what the windows allow to come."""
+        """Pages of a run for a device: a quarter of what the windows allow to come, or less, so that runs are alike."""
         config = link.core.config
         run_pages = DEVICE_BATCH_PAGES
         for page in range(self._pages.per_layer):
             for stream, sizes in enumerate(self.sizes(page)):
                 window = config.residual_window_bytes if stream else config.anchor_window_bytes
                 run_pages = min(run_pages, window // 4 // max(largest_of(sizes), 1))
-        return max(run_pages, 1)
+        runs = -(-self._per_array // max(run_pages, 1))
+        return max(-(-self._per_array // max(runs, 1)), 1)
 
     def _settle(self, begun: Iterable[_Begun]) -> None:
         """After an error: wait until nothing writes to the target any more. The first error is the one that counts."""

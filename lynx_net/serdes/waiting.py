@@ -24,7 +24,9 @@ class Batch(NamedTuple):
 class WaitingPages:
     """Runs of pages are decoded together: every so many of an array, counted from its first page.
 
-    A run is due when it is whole. Pages that hold back credit are due before, whatever is missing of their runs.
+    A run is due when it is whole. Pages that hold back credit are due before, whatever is missing of their runs; but where
+    only what is due is given out, not while pages of an earlier stream wait: the little credit that later streams have
+    then would make batches of single pages, which take the time that the earlier stream needs.
 
     Args:
         streams: of the transfer.
@@ -76,7 +78,7 @@ class WaitingPages:
                 earlier.pop(run, None)
             self._drop(self._pages_of(run), stream)
             return True
-        return self._bytes[stream] >= limit_bytes
+        return self._holds_back(stream)
 
     def next(self) -> Batch | None:
         """What to decode now: of the earliest stream that has any, since anchors are first."""
@@ -86,7 +88,7 @@ class WaitingPages:
                 run = next(iter(self._due[stream]))
                 del self._due[stream][run]
                 chosen = [page for page in self._pages_of(run) if page in pages]
-            if not chosen and pages and (not self._whole or self._bytes[stream] >= self._limits[stream]):
+            if not chosen and pages and (not self._whole or self._holds_back(stream)):
                 chosen = list(itertools.islice(pages, BATCH_PAGES))
                 for page in chosen:
                     self._drop(range(page, page + 1), stream)
@@ -95,6 +97,12 @@ class WaitingPages:
                     self._remove(page, stream)
                 return Batch(stream, chosen)
         return None
+
+    def _holds_back(self, stream: int) -> bool:
+        """Pages of this stream must not wait for the rest of their runs, since the peer waits for credit."""
+        if self._bytes[stream] < self._limits[stream]:
+            return False
+        return not self._whole or not any(self._pages[:stream])
 
     def clear(self) -> None:
         """Nothing waits any more."""
