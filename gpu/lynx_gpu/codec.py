@@ -150,18 +150,24 @@ class DeviceCodec:
         if len(hosts) != len(plan.jobs) or any(len(streams) != known for streams in hosts):
             raise CodecError("the same number of streams of every page is needed")
         exact = known - 1 in self.codec.variable_streams
-        header_bytes = self.codec.header_bytes
-        seen: set[tuple[object, ...]] = set()  # most pages of a batch have the same header
-        for job, alike, streams in zip(plan.jobs, plan.alike, hosts, strict=True):
-            if not exact and not job.shape.fine:
-                key = (alike, bytes(streams[0][:header_bytes]), *map(len, streams))
-                if key in seen:
-                    continue
-                seen.add(key)  # wrong if it is none, but then nothing comes of it
-            self.codec.check_streams(streams, job.shape)
+        for page in range(len(hosts)) if exact else self._unlike(plan, hosts):
+            self.codec.check_streams(hosts[page], plan.jobs[page].shape)
             if exact:
-                check_exact(streams[-1], job.shape)
+                check_exact(hosts[page][-1], plan.jobs[page].shape)
         return known
+
+    def _unlike(self, plan: BatchPlan, hosts: Sequence[Sequence[memoryview]]) -> list[int]:
+        """Pages that must be looked at one by one: one of many that have the same shape, header and lengths, and those
+        with fine tokens, whose positions may be anything."""
+        plain = plan.plain
+        if not plain:
+            return list(range(len(hosts)))
+        header_bytes = self.codec.header_bytes
+        headers = [bytes(hosts[page][0][:header_bytes]) for page in plain]
+        lengths = [[*map(len, hosts[page])] for page in plain]
+        if headers.count(headers[0]) == len(headers) and lengths.count(lengths[0]) == len(lengths):
+            return [plain[0], *plan.others]
+        return list(range(len(hosts)))
 
     def decode_checked(
         self,

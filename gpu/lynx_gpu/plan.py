@@ -65,7 +65,9 @@ class BatchPlan:
         status_bytes: what the kernels say of the pages lies in so many bytes at the beginning.
         total_bytes: of the piece.
         table: the jobs as kernels read them.
-        alike: of each page the number of its shape: equal ones have equal shapes.
+        plain: the pages of the most frequent shape, if that has no fine tokens; what is true of the header and the
+            lengths of one is true of all for which they are the same.
+        others: all other pages.
     """
 
     codec: PageCodec
@@ -74,7 +76,8 @@ class BatchPlan:
     status_bytes: int
     total_bytes: int
     table: np.ndarray[Any, Any]
-    alike: tuple[int, ...]
+    plain: tuple[int, ...]
+    others: tuple[int, ...]
     on_device: dict[int, Any] = field(default_factory=dict)
     _narrow: list[tuple[int, ...]] = field(default_factory=list)
 
@@ -103,8 +106,11 @@ class BatchPlan:
             shape = job.shape
             row["numbers"][:6] = job.start, shape.tokens, shape.raw_head, shape.raw_tail, shape.fine, job.fine_at
             row["at"][: len(of_page)] = [offset for offset, _ in of_page]
+        most = max(shapes, key=lambda shape: alike.count(shapes[shape])) if jobs else None
+        plain = tuple(n for n, job in enumerate(jobs) if job.shape == most and not job.shape.fine)
+        others = tuple(n for n in range(len(jobs)) if n not in plain)
         whole = tuple(tuple(of_page) for of_page in spans)
-        return BatchPlan(codec, tuple(jobs), whole, status_bytes, _round_up(cursor, _PIECE_BYTES), table, alike)
+        return BatchPlan(codec, tuple(jobs), whole, status_bytes, _round_up(cursor, _PIECE_BYTES), table, plain, others)
 
     def lengths(self, memory: memoryview) -> list[tuple[int, ...]]:
         """Bytes of each stream of each page, from a host copy of the piece (or of its status) after encoding.

@@ -117,7 +117,7 @@ class ReceivedTransfer(IncomingTransfer):
         if self.pool is None:
             limit_bytes = window // 4
         else:  # batches for a device had better be whole; but there must be credit for whatever comes next
-            limit_bytes = window // 2 - 2 * min(state.segment_bytes, self._sizes.most(page, stream))
+            limit_bytes = window * 3 // 4 - 2 * min(state.segment_bytes, self._sizes.most(page, stream))
         due = self._waiting.add(page, stream, limit_bytes)
         if due and not self._decoding:
             self._decoding = True
@@ -174,13 +174,13 @@ class ReceivedTransfer(IncomingTransfer):
             batch.started.append(self._decoders[array].start(arrived))
 
     def _device_run(self, link: Link) -> int:
-        """Pages of a run for a device: a quarter of what the windows allow to come, or less, so that runs are alike."""
+        """Pages of a run for a device: half of what the windows allow to come, or less, so that runs are alike."""
         config = link.core.config
         run_pages = DEVICE_BATCH_PAGES
         for page in range(self._pages.per_layer):
             for stream, sizes in enumerate(self.sizes(page)):
                 window = config.residual_window_bytes if stream else config.anchor_window_bytes
-                run_pages = min(run_pages, window // 4 // max(largest_of(sizes), 1))
+                run_pages = min(run_pages, window // 2 // max(largest_of(sizes), 1))
         runs = -(-self._per_array // max(run_pages, 1))
         return max(-(-self._per_array // max(runs, 1)), 1)
 

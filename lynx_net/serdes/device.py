@@ -168,8 +168,7 @@ class DeviceSide:
         results = PinnedRing(NOTES_BYTES, self.runtime.pinned)
         results.grow()
         self.notes = BufferPool(NOTES_BYTES, _pinned_or_ordinary(results))
-        """What goes with a batch: where its pieces lie, and how its pages have fared."""
-        self.notes_ring = results
+        """What goes with a batch: where its pieces lie, and how its pages have fared. Pinned, but for bytearrays."""
         self._backend = backend
         self._codecs: OrderedDict[str, DeviceCodec] = OrderedDict()
 

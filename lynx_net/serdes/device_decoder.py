@@ -43,7 +43,7 @@ __all__ = ["DeviceDecoders"]
 KEPT_PLANS = 256
 """Of arrays that are alike; the small table of each stays on the device."""
 
-STAGED_SHARE = 8
+STAGED_SHARE = 4
 """A batch is staged in such a part of the staging memory at most, so that several are under way."""
 
 NOTES_UNIT_BYTES = 4096
@@ -158,7 +158,8 @@ class _OnDevice:
 
     def start(self, pages: Sequence[Arrived]) -> Started:
         started = _Batches()
-        most_pages = self._plans.most_pages
+        parts = -(-len(pages) // self._plans.most_pages)
+        most_pages = -(-len(pages) // max(parts, 1))
         try:
             for first in range(0, len(pages), most_pages):
                 started.add(self._begin(pages[first : first + most_pages]))
@@ -185,7 +186,7 @@ class _OnDevice:
                 table[:, 1] = (offsets[:, :known] + np.uint64(staging)).ravel()
                 table[:, 2] = lengths.ravel()
                 at = address_of(notes)
-                notes_pinned = bool(side.notes_ring.covers(np.array([at], np.uint64))[0])
+                notes_pinned = not isinstance(notes.obj, bytearray)
                 self._copy(table, at + plan.status_bytes if notes_pinned else None)
                 runtime.after(side.decoding, runtime.record(side.arriving))
                 self._plans.codec.decode(plan, streams, staging, self._view, side.decoding)
