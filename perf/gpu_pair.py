@@ -45,7 +45,9 @@ LAYERS, HEADS, SIZE = 32, 8, 128
 DEFAULT = "default"
 CODECS = ("bf16", "int8", "int4", "lynx", DEFAULT)
 BUFFERS = DeviceBuffers(prepare=(0,))
-SENDER_BUFFERS = DeviceBuffers(prepare=(0,), receive_pinned_bytes=0)
+SENDER_BUFFERS = DeviceBuffers(prepare=(0,), receive_pinned_bytes=0, send_pinned_bytes=4 << 30)
+"""All residuals of a long cache wait behind its anchors."""
+
 SOURCE_BYTES = 64 << 20
 
 
@@ -143,7 +145,9 @@ class Sender:
     def __init__(self, pipe: Any, tokens: int, lanes: int, window_bytes: int, page_tokens: int, *, null: bool) -> None:
         self._pipe = pipe
         self._page_tokens = page_tokens
-        self._lanes = lanes
+        self.lanes = lanes
+        self.link: KVLink
+        """Open while there are transfers."""
         self._window_bytes = window_bytes
         self.url, self.bytes_url = pipe.recv()
         self.beyond: dict[str, int] = {}
@@ -162,17 +166,17 @@ class Sender:
         self.cache_bytes = sum(int(array.nbytes) for array in self.arrays)
 
     async def send(self, codec: str, tokens: int, rate: str | None) -> dict[str, Any]:
-        """One transfer over a link of its own."""
+        """One transfer over the link, which lives as long as this does, as that of two servers would."""
         options: dict[str, Any] = {} if codec == DEFAULT else {"codec": codec}
         if codec not in (DEFAULT, "lynx"):
             options["fine"] = ()
-        async with lynx_net.connect(self.url, rate=rate, lanes=self._lanes, device_buffers=SENDER_BUFFERS) as link:
-            began_s, used_s = time.monotonic(), time.process_time()
-            written_s = await self._write(link, layout_of(tokens, self._page_tokens), options)
-            told: dict[str, Any] = await asyncio.to_thread(self._pipe.recv)
-            used_s = time.process_time() - used_s
-            if not self._null:
-                self.beyond = _device_bytes(link._devices, self.cache_bytes)
+        self.link.set_rate(rate)
+        began_s, used_s = time.monotonic(), time.process_time()
+        written_s = await self._write(self.link, layout_of(tokens, self._page_tokens), options)
+        told: dict[str, Any] = await asyncio.to_thread(self._pipe.recv)
+        used_s = time.process_time() - used_s
+        if not self._null:
+            self.beyond = _device_bytes(self.link._devices, self.cache_bytes)
         told = {
             "codec": codec,
             "tokens": tokens,
@@ -203,7 +207,7 @@ class Sender:
     async def send_bytes(self, total: int) -> float:
         """The same from host memory, without a codec; Gbit/s."""
         side = endpoint(residual_window_bytes=self._window_bytes)
-        link = await side.connect(self.bytes_url, lanes=self._lanes)
+        link = await side.connect(self.bytes_url, lanes=self.lanes)
         source = memoryview(bytes(range(256)) * (SOURCE_BYTES // 256))
         page_bytes = 512 * 1024
         pages = total // page_bytes
@@ -244,10 +248,17 @@ def copies_gb_per_s(size_bytes: int = 1 << 28) -> dict[str, float]:
 
 
 async def measure(sender: Sender, options: argparse.Namespace) -> dict[str, Any]:
-    """All transfers; the first of each codec and rate is not counted."""
+    """All transfers; the first of each codec is not counted."""
+    async with lynx_net.connect(sender.url, lanes=sender.lanes, device_buffers=SENDER_BUFFERS) as link:
+        sender.link = link
+        return await _measure(sender, options)
+
+
+async def _measure(sender: Sender, options: argparse.Namespace) -> dict[str, Any]:
     paced: list[dict[str, Any]] = []
     for codec in options.codecs:
-        await sender.send(codec, min(options.tokens), None)
+        for tokens in options.tokens:
+            await sender.send(codec, tokens, None)
     for tokens in options.tokens:
         for round_ in range(options.rounds):
             for rate in options.rates:
@@ -310,10 +321,10 @@ def main() -> None:
     parser.add_argument("--codecs", nargs="+", choices=CODECS, default=list(CODECS))
     parser.add_argument("--rounds", type=int, default=3, help="of paced transfers")
     parser.add_argument("--unpaced", type=int, default=3, help="rounds of unpaced transfers")
-    parser.add_argument("--lanes", type=int, default=8)
-    parser.add_argument("--page-tokens", type=int, default=256)
+    parser.add_argument("--lanes", type=int, default=4)
+    parser.add_argument("--page-tokens", type=int, default=1024)
     parser.add_argument("--null", action="store_true", help="without a device: what Python costs (perf/null_cuda.py)")
-    parser.add_argument("--window-bytes", type=int, default=LinkConfig().residual_window_bytes)
+    parser.add_argument("--window-bytes", type=int, default=32 << 20, help="of residuals, at the receiver")
     options = parser.parse_args()
     if options.null:
         null_cuda.install()

@@ -109,6 +109,9 @@ class ReceivedTransfer(IncomingTransfer):
         return self._sizes.need_bytes
 
     def page_arrived(self, page: int, stream: int) -> None:
+        self.pages_arrived((page,), stream)
+
+    def pages_arrived(self, pages: Sequence[int], stream: int) -> None:
         """Visits of the decoder thread cost more than a page: `WaitingPages` says when one is due."""
         state = self.link.core.receive_state(self.id)
         if self._error is not None or state is None:
@@ -117,8 +120,10 @@ class ReceivedTransfer(IncomingTransfer):
         if self.pool is None:
             limit_bytes = window // 4
         else:  # batches for a device had better be whole; but there must be credit for whatever comes next
-            limit_bytes = window * 3 // 4 - 2 * min(state.segment_bytes, self._sizes.most(page, stream))
-        due = self._waiting.add(page, stream, limit_bytes)
+            limit_bytes = window * 3 // 4 - 2 * min(state.segment_bytes, self._sizes.most(pages[0], stream))
+        due = False
+        for page in pages:
+            due |= self._waiting.add(page, stream, limit_bytes)
         if due and not self._decoding:
             self._decoding = True
             if self._executor is None:

@@ -55,7 +55,8 @@ class DeviceDecoders:
     def __init__(self, devices: Devices, codecs: CodecTable, page_tokens: int, need_bytes: int) -> None:
         self._devices = devices
         self._page_tokens = page_tokens
-        self._plans: dict[tuple[int, Kind], _Plans] = {}
+        self._plans: dict[tuple[int, int, Kind], _Plans | None] = {}
+        """Of a device, codec and kind; None where there are no kernels."""
         self._codecs = codecs
         self._need_bytes = need_bytes
         self._waited_for: set[tuple[int, int]] = set()
@@ -78,22 +79,21 @@ class DeviceDecoders:
             side.runtime.after_caller(side.decoding, caller)
         if self.pool is None:
             self.pool = self._devices.receive_pool(view.device, self._need_bytes)
-        longest = PageShape(min(shape[0], self._page_tokens), *shape[1:])
-        on_device = side.codec(self._codecs.own(layer, kind), longest)
-        if on_device is None:
+        codec = self._codecs.own(layer, kind)
+        key = view.device, id(codec), kind
+        if key not in self._plans:
+            longest = PageShape(min(shape[0], self._page_tokens), *shape[1:])
+            on_device = side.codec(codec, longest)
+            self._plans[key] = None
+            if on_device is not None:
+                page_bytes = sum(on_device.codec.stream_bytes(longest, wide=True))
+                most_pages = max(self._devices.buffers.staging_bytes // STAGED_SHARE // max(page_bytes, 1), 1)
+                self._plans[key] = _Plans(on_device, backend, most_pages)
+        plans = self._plans[key]
+        if plans is None:
             return _ByHost(backend, side, layer, self._codecs.codec(layer, kind), view)
-        if (id(on_device), kind) not in self._plans:
-            page_bytes = sum(on_device.codec.stream_bytes(longest, wide=True))
-            most_pages = max(self._devices.buffers.staging_bytes // STAGED_SHARE // max(page_bytes, 1), 1)
-            self._plans[id(on_device), kind] = _Plans(on_device, backend, most_pages)
-        return _OnDevice(
-            self._devices,
-            side,
-            self._plans[id(on_device), kind],
-            view,
-            self._codecs.places(layer, kind),
-            len(self._codecs.stream_names),
-        )
+        streams = len(self._codecs.stream_names)
+        return _OnDevice(self._devices, side, plans, view, self._codecs.places(layer, kind), streams)
 
 
 def _checked(backend: Backend, array: Any, shape: tuple[int, int, int]) -> DeviceView:

@@ -50,7 +50,7 @@ IN_FLIGHT = 2
 FIRST_SHARE = 8
 """The first group of a transfer is so much smaller, so that the wire has something soon."""
 
-RESIDUALS_MOVE = 0.6
+RESIDUALS_MOVE = 0.75
 """Share of the pinned ring in use from which on residuals are moved to ordinary memory."""
 
 RING_WAIT_S = 0.1

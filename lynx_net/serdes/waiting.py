@@ -24,9 +24,9 @@ class Batch(NamedTuple):
 class WaitingPages:
     """Runs of pages are decoded together: every so many of an array, counted from its first page.
 
-    A run is due when it is whole. Pages that hold back credit are due before, whatever is missing of their runs; but where
-    only what is due is given out, not while pages of an earlier stream wait: the little credit that later streams have
-    then would make batches of single pages, which take the time that the earlier stream needs.
+    A run is due when it is whole. Pages that hold back credit are due before, whatever is missing of their runs; but
+    where only what is due is given out, not while pages of an earlier stream wait: the little credit that later streams
+    have then would make batches of single pages, which take the time that the earlier stream needs.
 
     Args:
         streams: of the transfer.
