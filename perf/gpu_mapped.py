@@ -66,7 +66,7 @@ class Case:
         ]
         self.count, self.most = len(spans), max(length for *_, length in spans)
         rows = (ctypes.c_ubyte * self.table.size_bytes).from_address(self.table.address)
-        np.frombuffer(rows, np.uint64).reshape(-1, 3)[:] = spans
+        np.frombuffer(memoryview(rows), np.uint64).reshape(-1, 3)[:] = spans
 
     def staged_encode(self) -> None:
         self.codec.encode(self.view, self.plan, None, self.device.address, self.stream)

@@ -287,7 +287,7 @@ def table(found: dict[str, Any]) -> list[str]:
     for (tokens, rate, codec), ones in cases.items():
 
         def of(name: str, ones: list[dict[str, Any]] = ones) -> float:
-            return median(one[name] for one in ones)
+            return float(median(one[name] for one in ones))
 
         ttft[tokens, rate, codec] = of("ttft_s")
         tail = median(one["transfer_s"] - one["last_byte_s"] for one in ones)

@@ -123,7 +123,7 @@ def install() -> None:
         encode(self, of, plan, fine, out, stream)
         encoded[out] = plan
 
-    device_codec.DeviceCodec.encode = remember  # type: ignore[method-assign]
+    device_codec.DeviceCodec.encode = remember  # type: ignore[method-assign, assignment]
 
 
 @lru_cache(maxsize=64)

@@ -244,7 +244,7 @@ class DeviceCodec:
 
     def _current(self) -> AbstractContextManager[Any]:
         calls = driver(self.device)
-        return cupy().cuda.Device(self.device) if calls is None else calls.current()  # type: ignore[no-any-return]
+        return cupy().cuda.Device(self.device) if calls is None else calls.current()
 
     def _zero(self, target: int, size_bytes: int, stream: Any) -> None:
         calls = driver(self.device)

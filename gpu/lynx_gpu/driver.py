@@ -99,7 +99,11 @@ class Driver:
         size = ctypes.c_size_t(len(packed))
         # `packed` and `size` are read before the call returns.
         extra = (_POINTER * 5)(
-            _BUFFER_POINTER, ctypes.cast(packed, _POINTER).value, _BUFFER_SIZE, ctypes.addressof(size), None
+            _BUFFER_POINTER,
+            ctypes.cast(ctypes.c_char_p(packed), _POINTER).value,
+            _BUFFER_SIZE,
+            ctypes.addressof(size),
+            None,
         )
         x, y, z = (*grid, 1, 1)[:3]
         self._call("cuLaunchKernel", function, x, y, z, threads, 1, 1, shared_bytes, stream, None, extra)

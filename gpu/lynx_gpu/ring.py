@@ -131,7 +131,8 @@ class PinnedRing:
         if not len(begins):
             return np.zeros(addresses.shape, np.bool_)
         slab = np.searchsorted(begins, addresses, "right")
-        return (slab > 0) & (addresses < ends[np.maximum(slab, 1) - 1])
+        inside: NDArray[np.bool_] = (slab > 0) & (addresses < ends[np.maximum(slab, 1) - 1])
+        return inside
 
     async def take_when_free(self, sizes_bytes: Sequence[int], grow: Callable[[], Awaitable[bool]]) -> list[memoryview]:
         """The same as `take_all`, but waits for its turn and for room. `grow` runs `self.grow` in a thread.

@@ -29,7 +29,7 @@ async def run_blocking(executor: Executor | None, work: Callable[P, T], *args: P
 def begin_blocking(
     executor: Executor | None, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs
 ) -> Coroutine[Any, Any, T]:
-    """As `run_blocking`, but the work begins at once. What this returns must be awaited, whatever happens meanwhile."""
+    """As `run_blocking`, but the executor begins at once. What this returns must be awaited in any case."""
     if executor is None or _in_virtual_time():
         return run_blocking(None, work, *args, **kwargs)
     return _finished(executor.submit(work, *args, **kwargs), withdraw=False)

@@ -17,7 +17,8 @@ import asyncio
 import ctypes
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ParamSpec
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -56,8 +57,6 @@ RESIDUALS_MOVE = 0.75
 RING_WAIT_S = 0.1
 """So long a sender waits for room in the ring. Without an end it might wait for bytes that the receiver has, but need
 not confirm before it gets more."""
-
-P = ParamSpec("P")
 
 _VALUE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
@@ -136,16 +135,16 @@ class DeviceEncoder:
                 await outlet.wait_for_room()
                 if source.codec is None:
                     while started:
-                        encoded = await self._turn(outlet, encoded, self._finish, started)
-                    encoded = await self._turn(outlet, encoded, self._encode_on_host, layer, group, source)
+                        encoded = await self._turn(outlet, encoded, partial(self._finish, started))
+                    encoded = await self._turn(outlet, encoded, partial(self._encode_on_host, layer, group, source))
                     continue
                 plan = self._plan(source.codec, group)
                 later_at = min((spans[1][0] for spans in plan.spans if len(spans) > 1), default=plan.total_bytes)
                 (first, *later), pinned = await self._pieces(source, [later_at, plan.total_bytes - later_at])
                 job = _Job(layer, group, source, plan, later_at, first, later[0] if later else None, pinned)
-                encoded = await self._turn(outlet, encoded, self._step, job, started)
+                encoded = await self._turn(outlet, encoded, partial(self._step, job, started))
             while started:
-                encoded = await self._turn(outlet, encoded, self._finish, started)
+                encoded = await self._turn(outlet, encoded, partial(self._finish, started))
             if encoded is not None:
                 outlet.put(encoded)
         finally:
@@ -156,12 +155,10 @@ class DeviceEncoder:
         self,
         outlet: Outlet,
         before: EncodedGroup | None,
-        work: Callable[P, EncodedGroup | None],
-        *args: P.args,
-        **_: P.kwargs,
+        work: Callable[[], EncodedGroup | None],
     ) -> EncodedGroup | None:
         """Do something in the codec thread; meanwhile, queue what was encoded before."""
-        coming = begin_blocking(self._executor, work, *args)
+        coming = begin_blocking(self._executor, work)
         try:
             if before is not None:
                 outlet.put(before)
