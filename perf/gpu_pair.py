@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import json
 import multiprocessing
 import time
@@ -28,9 +29,11 @@ import numpy as np
 import lynx_net
 from lynx_gpu import device_count
 from lynx_gpu.modules import cupy
+from lynx_gpu.views import DeviceView
 from lynx_net import CacheLayout, DeviceBuffers, DeviceCache, LinkConfig
 from lynx_net.demo.results import machine_facts
 from lynx_net.wire.frames import HEADER_BYTES
+from perf import null_cuda
 from perf.bytelevel import PACKAGES, endpoint, open_bytes, run
 
 if TYPE_CHECKING:
@@ -42,7 +45,9 @@ LAYERS, HEADS, SIZE = 32, 8, 128
 DEFAULT = "default"
 CODECS = ("bf16", "int8", "int4", "lynx", DEFAULT)
 BUFFERS = DeviceBuffers(prepare=(0,))
-SENDER_BUFFERS = DeviceBuffers(prepare=(0,), receive_pinned_bytes=0)
+SENDER_BUFFERS = DeviceBuffers(prepare=(0,), receive_pinned_bytes=0, send_pinned_bytes=4 << 30)
+"""All residuals of a long cache wait behind its anchors."""
+
 SOURCE_BYTES = 64 << 20
 
 
@@ -59,16 +64,23 @@ def layout_of(tokens: int, page_tokens: int = 256) -> CacheLayout:
     )
 
 
+def first_tokens(array: Any, tokens: int) -> Any:
+    """The beginning of keys or values."""
+    return dataclasses.replace(array, tokens=tokens) if isinstance(array, DeviceView) else array[:tokens]
+
+
 # ---- the decode process
 
 
-def receive(pipe: Connection, most_tokens: int, window_bytes: int) -> None:
+def receive(pipe: Connection, most_tokens: int, window_bytes: int, null: bool) -> None:
     """Serve transfers into device memory, and bytes into nowhere, until the pipe says that it is over."""
-    run(_receive(pipe, most_tokens, window_bytes))
+    if null:
+        null_cuda.install()
+    run(_receive(pipe, most_tokens, window_bytes, null))
 
 
-async def _receive(pipe: Connection, most_tokens: int, window_bytes: int) -> None:
-    whole = DeviceCache(layout_of(most_tokens))
+async def _receive(pipe: Connection, most_tokens: int, window_bytes: int, null: bool) -> None:
+    whole: Any = null_cuda.NullCache(layout_of(most_tokens)) if null else DeviceCache(layout_of(most_tokens))
 
     class Part:
         """The first tokens of it."""
@@ -77,7 +89,7 @@ async def _receive(pipe: Connection, most_tokens: int, window_bytes: int) -> Non
             self._tokens = tokens
 
         def view(self, layer: int, kind: Any) -> Any:
-            return whole.view(layer, kind)[: self._tokens]
+            return first_tokens(whole.view(layer, kind), self._tokens)
 
     config = LinkConfig(memory_bytes=64 << 30, residual_window_bytes=window_bytes)
     bytes_side = endpoint(residual_window_bytes=window_bytes)
@@ -90,7 +102,7 @@ async def _receive(pipe: Connection, most_tokens: int, window_bytes: int) -> Non
             asyncio.create_task(_report(pipe, source))  # noqa: RUF006  # lives as long as the loop
         await asyncio.to_thread(pipe.recv)
         own: Any = server._endpoint
-        pipe.send(_device_bytes(own._devices, LAYERS * 2 * most_tokens * HEADS * SIZE * 2))
+        pipe.send({} if null else _device_bytes(own._devices, LAYERS * 2 * most_tokens * HEADS * SIZE * 2))
     await bytes_server.close()
 
 
@@ -100,8 +112,10 @@ def _bfloat16(cp: Any, values: Any) -> Any:
 
 
 async def _report(pipe: Connection, server: Any) -> None:
+    used_s = time.process_time()
     async for transfer in server:
         await transfer.complete
+        before_s, used_s = used_s, time.process_time()
         line = transfer.timeline()
         pipe.send(
             {
@@ -109,6 +123,7 @@ async def _report(pipe: Connection, server: Any) -> None:
                 "complete_s": transfer.complete.at_s,
                 "first_segment_s": line.first_segment_s,
                 "last_segment_s": line.last_segment_s,
+                "cpu_s": used_s - before_s,
                 "wire_bytes": transfer.stats.total_bytes + HEADER_BYTES * transfer.stats.segments,
             }
         )
@@ -127,32 +142,41 @@ def _device_bytes(devices: Any, cache_bytes: int) -> dict[str, int]:
 class Sender:
     """A cache on the device, and where to send it."""
 
-    def __init__(self, pipe: Any, tokens: int, lanes: int, window_bytes: int, page_tokens: int) -> None:
+    def __init__(self, pipe: Any, tokens: int, lanes: int, window_bytes: int, page_tokens: int, *, null: bool) -> None:
         self._pipe = pipe
         self._page_tokens = page_tokens
-        self._lanes = lanes
+        self.lanes = lanes
+        self.link: KVLink
+        """Open while there are transfers."""
         self._window_bytes = window_bytes
         self.url, self.bytes_url = pipe.recv()
+        self.beyond: dict[str, int] = {}
+        self._null = null
+        self.arrays: list[Any] = []
+        if null:
+            cache = null_cuda.NullCache(layout_of(tokens))
+            self.arrays += [cache.view(layer, kind) for layer in range(LAYERS) for kind in ("key", "value")]
+            return
         cp = cupy()
         rng = cp.random.default_rng(3)
         scale = cp.exp(cp.asarray(np.random.default_rng(3).normal(0, 1, (1, HEADS, SIZE)), dtype=cp.float32))
-        self.arrays = []
         for _ in range(2 * LAYERS):
             self.arrays.append(_bfloat16(cp, rng.standard_normal((tokens, HEADS, SIZE), dtype=cp.float32) * scale))
         cp.get_default_memory_pool().free_all_blocks()
         self.cache_bytes = sum(int(array.nbytes) for array in self.arrays)
-        self.beyond: dict[str, int] = {}
 
     async def send(self, codec: str, tokens: int, rate: str | None) -> dict[str, Any]:
-        """One transfer over a link of its own."""
+        """One transfer over the link, which lives as long as this does, as that of two servers would."""
         options: dict[str, Any] = {} if codec == DEFAULT else {"codec": codec}
         if codec not in (DEFAULT, "lynx"):
             options["fine"] = ()
-        async with lynx_net.connect(self.url, rate=rate, lanes=self._lanes, device_buffers=SENDER_BUFFERS) as link:
-            began_s = time.monotonic()
-            written_s = await self._write(link, layout_of(tokens, self._page_tokens), options)
-            told: dict[str, Any] = await asyncio.to_thread(self._pipe.recv)
-            self.beyond = _device_bytes(link._devices, self.cache_bytes)
+        self.link.set_rate(rate)
+        began_s, used_s = time.monotonic(), time.process_time()
+        written_s = await self._write(self.link, layout_of(tokens, self._page_tokens), options)
+        told: dict[str, Any] = await asyncio.to_thread(self._pipe.recv)
+        used_s = time.process_time() - used_s
+        if not self._null:
+            self.beyond = _device_bytes(self.link._devices, self.cache_bytes)
         told = {
             "codec": codec,
             "tokens": tokens,
@@ -163,6 +187,7 @@ class Sender:
             "last_byte_s": told["last_segment_s"] - began_s,
             "written_s": written_s - began_s,
             "wire_bytes": told["wire_bytes"],
+            "cpu_s": {"prefill": used_s, "decode": told["cpu_s"]},
         }
         if rate:
             network_s = told["wire_bytes"] * 8 / (float(rate.removesuffix("Gbit")) * 1e9)
@@ -175,14 +200,14 @@ class Sender:
         async with link.send("pair", layout, **options) as sending:
             for layer in range(LAYERS):
                 keys, values = self.arrays[2 * layer : 2 * layer + 2]
-                await sending.write(layer, keys[: layout.tokens], values[: layout.tokens])
+                await sending.write(layer, first_tokens(keys, layout.tokens), first_tokens(values, layout.tokens))
             written_s = time.monotonic()
         return written_s
 
     async def send_bytes(self, total: int) -> float:
         """The same from host memory, without a codec; Gbit/s."""
         side = endpoint(residual_window_bytes=self._window_bytes)
-        link = await side.connect(self.bytes_url, lanes=self._lanes)
+        link = await side.connect(self.bytes_url, lanes=self.lanes)
         source = memoryview(bytes(range(256)) * (SOURCE_BYTES // 256))
         page_bytes = 512 * 1024
         pages = total // page_bytes
@@ -223,10 +248,17 @@ def copies_gb_per_s(size_bytes: int = 1 << 28) -> dict[str, float]:
 
 
 async def measure(sender: Sender, options: argparse.Namespace) -> dict[str, Any]:
-    """All transfers; the first of each codec and rate is not counted."""
+    """All transfers; the first of each codec is not counted."""
+    async with lynx_net.connect(sender.url, lanes=sender.lanes, device_buffers=SENDER_BUFFERS) as link:
+        sender.link = link
+        return await _measure(sender, options)
+
+
+async def _measure(sender: Sender, options: argparse.Namespace) -> dict[str, Any]:
     paced: list[dict[str, Any]] = []
     for codec in options.codecs:
-        await sender.send(codec, min(options.tokens), None)
+        for tokens in options.tokens:
+            await sender.send(codec, tokens, None)
     for tokens in options.tokens:
         for round_ in range(options.rounds):
             for rate in options.rates:
@@ -246,7 +278,7 @@ def table(found: dict[str, Any]) -> list[str]:
     """The figures for people."""
     lines = [
         f"{'tokens':>7}{'rate':>8}  {'codec':8}{'transfer':>10}{'TTFT':>8}{'network':>9}"
-        f"{'busy':>8}{'first':>8}{'tail':>7}"
+        f"{'busy':>8}{'first':>8}{'tail':>7}{'CPU of both':>13}"
     ]
     cases: dict[tuple[int, str, str], list[dict[str, Any]]] = {}
     for one in found["paced"]:
@@ -255,13 +287,14 @@ def table(found: dict[str, Any]) -> list[str]:
     for (tokens, rate, codec), ones in cases.items():
 
         def of(name: str, ones: list[dict[str, Any]] = ones) -> float:
-            return median(one[name] for one in ones)
+            return float(median(one[name] for one in ones))
 
         ttft[tokens, rate, codec] = of("ttft_s")
         tail = median(one["transfer_s"] - one["last_byte_s"] for one in ones)
         lines.append(
             f"{tokens:7}{rate:>8}  {codec:8}{of('transfer_s'):9.3f}s{of('ttft_s'):7.3f}s{of('network_s'):8.3f}s"
             f"{of('busy'):8.1%}{of('first_byte_s') * 1e3:6.1f}ms{tail * 1e3:5.1f}ms"
+            + "".join(f"{median(one['cpu_s'][side] for one in ones):6.2f}s" for side in ("prefill", "decode"))
         )
     for (tokens, rate, codec), value in ttft.items():
         if codec in ("lynx", DEFAULT) and (tokens, rate, "int4") in ttft:
@@ -273,8 +306,9 @@ def table(found: dict[str, Any]) -> list[str]:
         lines.append(f"unpaced: {host:.1f} Gbit/s from host memory without a codec")
         for codec, speeds in found["unpaced_gbps"].items():
             lines.append(f"  {codec:8}{median(speeds):7.1f} Gbit/s, {median(speeds) / host:.2f} of it")
-    lines.append(f"copies: {found['copies_gb_per_s']} GB/s")
-    lines.append(f"device memory beside the cache: {found['device_memory']}")
+    if "copies_gb_per_s" in found:
+        lines.append(f"copies: {found['copies_gb_per_s']} GB/s")
+        lines.append(f"device memory beside the cache: {found['device_memory']}")
     return lines
 
 
@@ -287,25 +321,32 @@ def main() -> None:
     parser.add_argument("--codecs", nargs="+", choices=CODECS, default=list(CODECS))
     parser.add_argument("--rounds", type=int, default=3, help="of paced transfers")
     parser.add_argument("--unpaced", type=int, default=3, help="rounds of unpaced transfers")
-    parser.add_argument("--lanes", type=int, default=8)
-    parser.add_argument("--page-tokens", type=int, default=256)
-    parser.add_argument("--window-bytes", type=int, default=LinkConfig().residual_window_bytes)
+    parser.add_argument("--lanes", type=int, default=4)
+    parser.add_argument("--page-tokens", type=int, default=1024)
+    parser.add_argument("--null", action="store_true", help="without a device: what Python costs (perf/null_cuda.py)")
+    parser.add_argument("--window-bytes", type=int, default=32 << 20, help="of residuals, at the receiver")
     options = parser.parse_args()
-    if device_count() == 0:
+    if options.null:
+        null_cuda.install()
+    elif device_count() == 0:
         raise SystemExit("there is no CUDA device here, or no CuPy")
     here, there = multiprocessing.Pipe()
     context = multiprocessing.get_context("spawn")
-    arguments = (there, max(options.tokens), options.window_bytes)
+    arguments = (there, max(options.tokens), options.window_bytes, options.null)
     process = context.Process(target=receive, args=arguments, daemon=True)
     process.start()
     there.close()
-    sender = Sender(here, max(options.tokens), options.lanes, options.window_bytes, options.page_tokens)
+    sender = Sender(
+        *(here, max(options.tokens), options.lanes, options.window_bytes, options.page_tokens), null=options.null
+    )
     found = run(measure(sender, options))
     here.send("over")
     found["device_memory"] = {"prefill": sender.beyond, "decode": here.recv()}
     process.join()
-    found["copies_gb_per_s"] = copies_gb_per_s()
-    device = cupy().cuda.runtime.getDeviceProperties(0)["name"].decode()
+    device = "no device (--null)"
+    if not options.null:
+        found["copies_gb_per_s"] = copies_gb_per_s()
+        device = cupy().cuda.runtime.getDeviceProperties(0)["name"].decode()
     print(
         f"{device}, {LAYERS} layers, {HEADS} KV heads of {SIZE}, bfloat16, pages of {options.page_tokens} tokens, "
         f"{options.lanes} lanes over loopback"

@@ -11,12 +11,14 @@ from lynx_codec import CodecError, PageShape
 from lynx_codec.codecs import AffineCodec, Bfloat16Codec, LynxCodec, PageCodec
 from lynx_codec.layout import HEADER_BYTES
 from lynx_codec.nested import WIDTHS_BYTES, NestedCodec
+from lynx_gpu.driver import driver, launch
 from lynx_gpu.exact import MAX_EXACT_VALUES, check_exact, decode_exact, decode_scratch, encode_exact, encode_scratch
 from lynx_gpu.modules import cupy, kernel
 from lynx_gpu.plan import BatchPlan, PageJob
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from contextlib import AbstractContextManager
 
     from lynx_codec import Codec
     from lynx_gpu.exact import Launch
@@ -109,21 +111,21 @@ class DeviceCodec:
         if fine is None and any(job.shape.fine for job in plan.jobs) and len(self.codec.row_bits) > 1:
             raise CodecError("pages with fine tokens are encoded, but their positions are not given")
         common = self._common(view, plan)
-        with cupy().cuda.Device(self.device), stream:
-            cupy().cuda.runtime.memsetAsync(out, 0, plan.status_bytes, stream.ptr)
+        with self._current():
+            self._zero(out, plan.status_bytes, stream)
             tail = (self._header(), np.uint64(out), np.uint64(out))
             if isinstance(self.codec, Bfloat16Codec):
-                self._launch("raw.cu", "encode_raw", view, self._raw_grid(view, plan), 0, (*common, *tail))
+                self._launch(stream, "raw.cu", "encode_raw", view, self._raw_grid(view, plan), 0, (*common, *tail))
                 return
             positions = np.uint64(0 if fine is None else fine.data.ptr)
             arguments = (*common, positions, tail[0], self._cells(), *tail[1:])
             tiles = -(-view.heads * _padded(view.head_size) // _TILE_CHANNELS)
             shared = max(_shared_bytes(self.codec, job.shape) for job in plan.jobs)
-            self._launch("encode.cu", "encode_pages", view, (tiles, len(plan.jobs)), shared, arguments)
-            self._launch("encode.cu", "encode_wide_pages", view, (len(plan.jobs), 1), shared, arguments)
+            for name, grid in (("encode_pages", (tiles, len(plan.jobs))), ("encode_wide_pages", (len(plan.jobs), 1))):
+                self._launch(stream, "encode.cu", name, view, grid, shared, arguments)
             if self.codec.variable_streams:
-                scratch = cupy().empty(len(plan.jobs) * encode_scratch(plan), np.uint8)
-                encode_exact(self._exact_launch(view), plan, common, out, scratch.data.ptr)
+                scratch = self._scratch(len(plan.jobs) * encode_scratch(plan), stream)
+                encode_exact(self._exact_launch(view, stream), plan, common, out, scratch.data.ptr)
 
     def decode(
         self, plan: BatchPlan, hosts: Sequence[Sequence[memoryview]], data: int, view: DeviceView, stream: Any
@@ -153,11 +155,24 @@ class DeviceCodec:
         if len(hosts) != len(plan.jobs) or any(len(streams) != known for streams in hosts):
             raise CodecError("the same number of streams of every page is needed")
         exact = known - 1 in self.codec.variable_streams
-        for job, streams in zip(plan.jobs, hosts, strict=True):
-            self.codec.check_streams(streams, job.shape)
+        for page in range(len(hosts)) if exact else self._unlike(plan, hosts):
+            self.codec.check_streams(hosts[page], plan.jobs[page].shape)
             if exact:
-                check_exact(streams[-1], job.shape)
+                check_exact(hosts[page][-1], plan.jobs[page].shape)
         return known
+
+    def _unlike(self, plan: BatchPlan, hosts: Sequence[Sequence[memoryview]]) -> list[int]:
+        """Pages that must be looked at one by one: one of many that have the same shape, header and lengths, and those
+        with fine tokens, whose positions may be anything."""
+        plain = plan.plain
+        if not plain:
+            return list(range(len(hosts)))
+        header_bytes = self.codec.header_bytes
+        headers = [bytes(hosts[page][0][:header_bytes]) for page in plain]
+        lengths = [[*map(len, hosts[page])] for page in plain]
+        if headers.count(headers[0]) == len(headers) and lengths.count(lengths[0]) == len(lengths):
+            return [plain[0], *plan.others]
+        return list(range(len(hosts)))
 
     def decode_checked(
         self,
@@ -181,22 +196,22 @@ class DeviceCodec:
         """
         self._check(view, plan)
         common = self._common(view, plan)
-        with cupy().cuda.Device(self.device), stream:
-            cupy().cuda.runtime.memsetAsync(data, 0, plan.status_bytes, stream.ptr)
+        with self._current():
+            self._zero(data, plan.status_bytes, stream)
             tail = (np.uint64(data), np.uint64(data))
             if isinstance(self.codec, Bfloat16Codec):
-                self._launch("raw.cu", "decode_raw", view, self._raw_grid(view, plan), 0, (*common, *tail))
+                self._launch(stream, "raw.cu", "decode_raw", view, self._raw_grid(view, plan), 0, (*common, *tail))
                 return
             if known - 1 in self.codec.variable_streams:
-                scratch = cupy().empty(len(plan.jobs) * decode_scratch(plan), np.uint8)
-                decode_exact(self._exact_launch(view), plan, exact_bytes, common, data, scratch.data.ptr)
+                scratch = self._scratch(len(plan.jobs) * decode_scratch(plan), stream)
+                decode_exact(self._exact_launch(view, stream), plan, exact_bytes, common, data, scratch.data.ptr)
                 return
             groups = view.heads * _padded(view.head_size) // _LANE_CHANNELS
             slabs = -(-max(job.shape.tokens for job in plan.jobs) // _SLAB_TOKENS)
             grid = (-(-groups // _WARP_LANES), len(plan.jobs), max(slabs, 1))
             arguments = (*common, self._full(), *tail)
             shared = _TOKENS_AHEAD * _WARP_LANES * sum(self.codec.row_bits[:known])
-            self._launch("decode.cu", "decode_pages", view, grid, shared, arguments, ("KNOWN", known))
+            self._launch(stream, "decode.cu", "decode_pages", view, grid, shared, arguments, ("KNOWN", known))
 
     def _make_plan(self, jobs: tuple[PageJob, ...]) -> BatchPlan:
         if not 1 <= len(jobs) <= _MAX_PAGES:
@@ -233,8 +248,25 @@ class DeviceCodec:
             np.uint64(plan.on_device[self.device].data.ptr),
         )
 
+    def _current(self) -> AbstractContextManager[Any]:
+        calls = driver(self.device)
+        return cupy().cuda.Device(self.device) if calls is None else calls.current()
+
+    def _zero(self, target: int, size_bytes: int, stream: Any) -> None:
+        calls = driver(self.device)
+        if calls is None:
+            cupy().cuda.runtime.memsetAsync(target, 0, size_bytes, stream.ptr)
+        else:
+            calls.zero(target, size_bytes, stream.ptr)
+
+    def _scratch(self, size_bytes: int, stream: Any) -> Any:
+        """Memory of the pool, which is the stream's to use until it is given to it again."""
+        with stream:
+            return cupy().empty(size_bytes, np.uint8)
+
     def _launch(
         self,
+        stream: Any,
         file: str,
         name: str,
         view: DeviceView,
@@ -247,13 +279,13 @@ class DeviceCodec:
         function = kernel(self.device, file, name, (*_view_defines(view), *codec_defines(self.codec), *more))
         if shared_bytes > function.max_dynamic_shared_size_bytes:
             function.max_dynamic_shared_size_bytes = _MAX_SHARED_BYTES
-        function(grid, (threads,), arguments, shared_mem=shared_bytes)
+        launch(self.device, function, grid, threads, shared_bytes, arguments, stream)
 
-    def _exact_launch(self, view: DeviceView) -> Launch:
+    def _exact_launch(self, view: DeviceView, stream: Any) -> Launch:
         def launch(
             file: str, name: str, grid: tuple[int, int], threads: int, shared_bytes: int, arguments: tuple[Any, ...]
         ) -> None:
-            self._launch(file, name, view, grid, shared_bytes, arguments, threads=threads)
+            self._launch(stream, file, name, view, grid, shared_bytes, arguments, threads=threads)
 
         return launch
 

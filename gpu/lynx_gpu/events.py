@@ -8,13 +8,28 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
+from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from lynx_gpu.driver import driver, launch
+from lynx_gpu.modules import kernel
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import ModuleType
 
-__all__ = ["Event", "Memory", "Runtime"]
+    from lynx_gpu.driver import Driver
+
+__all__ = ["SPAN", "Event", "Memory", "Runtime"]
+
+SPAN = np.dtype([("source", "<u8"), ("target", "<u8"), ("bytes", "<u8")])
+"""`Span` in kernels/gather.cu."""
+
+_GATHER_THREADS = 256
+_GATHER_PART_BYTES = 32 * 1024
 
 _HOST_TO_DEVICE, _DEVICE_TO_HOST = 1, 2
 
@@ -98,6 +113,17 @@ class Runtime:
         self.device = device
         self._cupy: ModuleType = import_module("cupy")
         self._calls: Any = self._cupy.cuda.runtime
+        self._driver: Driver | None = driver(device)
+
+    def here(self) -> AbstractContextManager[None]:
+        """Within it this thread works on the device; entering it again costs next to nothing. Needed around `record`,
+        `after` and all that copies."""
+        return self._here() if self._driver is None else self._driver.current()
+
+    @contextmanager
+    def _here(self) -> Iterator[None]:
+        with self._cupy.cuda.Device(self.device):
+            yield
 
     def pinned(self, size_bytes: int) -> Memory:
         """Host memory that every device of the process can copy to and from without another copy."""
@@ -122,19 +148,23 @@ class Runtime:
 
     def record(self, stream: Any) -> Event:
         """The point that a stream has reached with what it has been given so far."""
-        with self._cupy.cuda.Device(self.device):
-            event = self._cupy.cuda.Event(block=True, disable_timing=True)
+        event = self._cupy.cuda.Event(block=True, disable_timing=True)
+        if self._driver is not None:
+            self._driver.record(event.ptr, stream.ptr)
+        else:
             event.record(stream)
         return Event(event)
 
     def after(self, stream: Any, event: Event) -> None:
         """What the stream is given from now on waits for the event; this thread does not."""
-        with self._cupy.cuda.Device(self.device):
+        if self._driver is not None:
+            self._driver.wait(stream.ptr, event.pointer)
+        else:
             self._calls.streamWaitEvent(stream.ptr, event.pointer)
 
     def after_caller(self, stream: Any, caller: int) -> None:
         """What the stream is given from now on waits for all that another stream (a cudaStream_t) has now."""
-        with self._cupy.cuda.Device(self.device):
+        with self.here():
             event = self._cupy.cuda.Event(disable_timing=True)
             self._calls.eventRecord(event.ptr, caller)
             self._calls.streamWaitEvent(stream.ptr, event.ptr)
@@ -143,6 +173,27 @@ class Runtime:
         """Copy from device memory to host memory; asynchronous if that is pinned."""
         self._calls.memcpyAsync(target, source, size_bytes, _DEVICE_TO_HOST, stream.ptr)
 
+    def to_pinned(self, target: int, source: int, size_bytes: int, stream: Any) -> None:
+        """Copy from device memory to host memory that is pinned."""
+        if self._driver is not None:
+            self._driver.to_host(target, source, size_bytes, stream.ptr)
+        else:
+            self.to_host(target, source, size_bytes, stream)
+
     def to_device(self, target: int, source: int, size_bytes: int, stream: Any) -> None:
         """Copy from host memory to device memory; from memory that is not pinned the driver copies it away first."""
         self._calls.memcpyAsync(target, source, size_bytes, _HOST_TO_DEVICE, stream.ptr)
+
+    def gather(self, table: int, count: int, most_bytes: int, stream: Any) -> None:
+        """Copy pieces of pinned memory to device memory, in one launch.
+
+        Args:
+            table: address, in pinned memory, of `count` entries of `SPAN`. It and the pieces must stay as they are
+                until the stream has done this.
+            most_bytes: of a piece.
+        """
+        if not count or not most_bytes:
+            return
+        grid = (-(-most_bytes // _GATHER_PART_BYTES), count)
+        function = kernel(self.device, "gather.cu", "gather", ())
+        launch(self.device, function, grid, _GATHER_THREADS, 0, (np.uint64(table),), stream)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import sys
 import tempfile
 from functools import lru_cache
 from importlib import import_module
@@ -32,6 +33,8 @@ def cupy() -> Any:
     Raises:
         BackendMissingError: it is not there.
     """
+    if (module := sys.modules.get("cupy")) is not None:
+        return module
     try:
         return import_module("cupy")
     except ImportError as error:

@@ -65,6 +65,9 @@ class BatchPlan:
         status_bytes: what the kernels say of the pages lies in so many bytes at the beginning.
         total_bytes: of the piece.
         table: the jobs as kernels read them.
+        plain: the pages of the most frequent shape, if that has no fine tokens; what is true of the header and the
+            lengths of one is true of all for which they are the same.
+        others: all other pages.
     """
 
     codec: PageCodec
@@ -73,6 +76,8 @@ class BatchPlan:
     status_bytes: int
     total_bytes: int
     table: np.ndarray[Any, Any]
+    plain: tuple[int, ...]
+    others: tuple[int, ...]
     on_device: dict[int, Any] = field(default_factory=dict)
     _narrow: list[tuple[int, ...]] = field(default_factory=list)
 
@@ -82,12 +87,17 @@ class BatchPlan:
         status_bytes = _round_up(len(jobs) * STATUS.itemsize, _PIECE_BYTES)
         cursor = status_bytes
         spans: list[list[tuple[int, int]]] = [[] for _ in jobs]
-        sizes = [codec.stream_bytes(job.shape, wide=True) for job in jobs]
+        shapes: dict[PageShape, int] = {}
+        alike = tuple(shapes.setdefault(job.shape, len(shapes)) for job in jobs)
+        of_shapes = [codec.stream_bytes(shape, wide=True) for shape in shapes]
+        befores = [
+            codec.sections(shape, False).data if codec.row_bits else codec.header_bytes  # of the codes of stream 0
+            for shape in shapes
+        ]
+        sizes = [of_shapes[number] for number in alike]
         for stream in range(len(codec.stream_names)):
-            for job, size, of_page in zip(jobs, sizes, spans, strict=True):
-                before = codec.sections(job.shape, False).data if stream == 0 and codec.row_bits else 0
-                if stream == 0 and not codec.row_bits:
-                    before = codec.header_bytes
+            for number, size, of_page in zip(alike, sizes, spans, strict=True):
+                before = 0 if stream else befores[number]
                 offset = _round_up(cursor + before, _SECTION_BYTES) - before
                 of_page.append((offset, size[stream]))
                 cursor = offset + size[stream]
@@ -96,8 +106,11 @@ class BatchPlan:
             shape = job.shape
             row["numbers"][:6] = job.start, shape.tokens, shape.raw_head, shape.raw_tail, shape.fine, job.fine_at
             row["at"][: len(of_page)] = [offset for offset, _ in of_page]
+        most = max(shapes, key=lambda shape: alike.count(shapes[shape])) if jobs else None
+        plain = tuple(n for n, job in enumerate(jobs) if job.shape == most and not job.shape.fine)
+        others = tuple(n for n in range(len(jobs)) if n not in plain)
         whole = tuple(tuple(of_page) for of_page in spans)
-        return BatchPlan(codec, tuple(jobs), whole, status_bytes, _round_up(cursor, _PIECE_BYTES), table)
+        return BatchPlan(codec, tuple(jobs), whole, status_bytes, _round_up(cursor, _PIECE_BYTES), table, plain, others)
 
     def lengths(self, memory: memoryview) -> list[tuple[int, ...]]:
         """Bytes of each stream of each page, from a host copy of the piece (or of its status) after encoding.

@@ -28,6 +28,8 @@ from lynx_gpu.events import Memory
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    from numpy.typing import NDArray
+
     from lynx_gpu.events import Event
 
 __all__ = ["SLAB_BYTES", "BufferTooLargeError", "PinnedRing", "Staging", "ordinary_memory"]
@@ -67,6 +69,8 @@ class PinnedRing:
         self._allocate = allocate
         self._lock = threading.Lock()
         self._slabs: list[tuple[Memory, Arena]] = []
+        self._edges = np.empty((2, 0), np.uint64)
+        """Where the slabs begin and end, in order."""
         # Filled by finalizers, which may run anywhere, also inside of `take`: they take no lock.
         self._returned: deque[tuple[Arena, int]] = deque()
         self._waiter: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
@@ -117,7 +121,18 @@ class PinnedRing:
         memory = self._allocate(size)
         with self._lock:
             self._slabs.append((memory, Arena(size)))
+            edges = sorted((slab.address, slab.address + slab.size_bytes) for slab, _ in self._slabs)
+            self._edges = np.array(edges, np.uint64).T
         return True
+
+    def covers(self, addresses: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """Which of these addresses lie in the ring."""
+        begins, ends = self._edges
+        if not len(begins):
+            return np.zeros(addresses.shape, np.bool_)
+        slab = np.searchsorted(begins, addresses, "right")
+        inside: NDArray[np.bool_] = (slab > 0) & (addresses < ends[np.maximum(slab, 1) - 1])
+        return inside
 
     async def take_when_free(self, sizes_bytes: Sequence[int], grow: Callable[[], Awaitable[bool]]) -> list[memoryview]:
         """The same as `take_all`, but waits for its turn and for room. `grow` runs `self.grow` in a thread.

@@ -354,7 +354,7 @@ def _additive_mask(*args: Any, dtype: torch.dtype = torch.float32, **kwargs: Any
     allowed = sdpa_mask(*args, dtype=dtype, **kwargs)
     if allowed is None:
         return None
-    return torch.zeros(allowed.shape, dtype=dtype).masked_fill_(~allowed, float("-inf"))
+    return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, float("-inf"))
 
 
 def _folded_attention(

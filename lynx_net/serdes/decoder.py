@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["ArrayDecoder", "Arrived", "HostDecoder", "Started", "checked_array", "decode_page"]
 
 Arrived = tuple["PageRef", "list[memoryview]"]
-"""A page and the first streams of it."""
+"""A page and the first streams of it. All layers are cut alike: the page is that of the first layer which lies so."""
 
 
 class Started(Protocol):
@@ -58,22 +58,23 @@ class _InPlace:
 class HostDecoder:
     """Into a numpy array."""
 
-    def __init__(self, codec: Codec, array: NDArray[Any]) -> None:
+    def __init__(self, layer: int, codec: Codec, array: NDArray[Any]) -> None:
+        self._layer = layer
         self._codec = codec
         self._array = array
 
     def start(self, pages: Sequence[Arrived]) -> Started:
         for page, streams in pages:
-            decode_page(self._codec, page, streams, self._array[page.start : page.stop])
+            decode_page(self._codec, self._layer, page, streams, self._array[page.start : page.stop])
         return _InPlace()
 
 
-def decode_page(codec: Codec, page: PageRef, streams: Sequence[memoryview], out: NDArray[Any]) -> None:
-    """Decode one page; its error says where it belongs."""
+def decode_page(codec: Codec, layer: int, page: PageRef, streams: Sequence[memoryview], out: NDArray[Any]) -> None:
+    """Decode one page of a layer; its error says where it belongs."""
     try:
         codec.decode(streams, page.shape, out)
     except CodecError as error:
-        error.add_note(f"layer {page.layer}, {page.kind}s, tokens {page.start} to {page.stop}")
+        error.add_note(f"layer {layer}, {page.kind}s, tokens {page.start} to {page.stop}")
         raise
 
 

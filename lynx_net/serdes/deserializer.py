@@ -7,6 +7,7 @@ import itertools
 import logging
 from collections import deque
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from lynx_net.aio.transfer import IncomingTransfer, Offer
@@ -25,13 +26,15 @@ if TYPE_CHECKING:
 
     from lynx_codec.plan import CodecTable
     from lynx_net.aio.link import Link
-    from lynx_net.serdes.decoder import ArrayDecoder, Arrived, Started
+    from lynx_net.serdes.decoder import ArrayDecoder, Started
     from lynx_net.serdes.device import Devices
     from lynx_net.serdes.target import KVTarget
-    from lynx_net.wire.layout import Kind
     from lynx_net.wire.receiving import PageSizes
 
 __all__ = ["ReceivedTransfer"]
+
+DEVICE_BATCH_PAGES = 128
+"""Pages decoded at once on a device, at most: what a batch costs Python is much the same whatever its size."""
 
 logger = logging.getLogger("lynx_net")
 
@@ -71,22 +74,24 @@ class ReceivedTransfer(IncomingTransfer):
         self._sizes = TransferSizes(self._pages, layout, codecs)
         self.target = allocate(offer)
         on_devices = DeviceDecoders(devices, codecs, layout.page_tokens, self._sizes.need_bytes)
-        self._decoders: dict[tuple[int, Kind], ArrayDecoder] = {}
+        self._per_array = self._pages.per_layer // max(len(layout.kinds), 1)
+        self._decoders: list[ArrayDecoder] = []
+        """Of keys and values in turn, as their pages are numbered."""
         for layer in range(layout.layers):
             for kind in layout.kinds:
                 array, shape = self.target.view(layer, kind), layout.array_shape(kind)
-                self._decoders[layer, kind] = (
+                self._decoders.append(
                     on_devices.make(layer, kind, array, shape)
                     if devices.holds(array)
-                    else HostDecoder(codecs.codec(layer, kind), checked_array(array, shape))
+                    else HostDecoder(layer, codecs.codec(layer, kind), checked_array(array, shape))
                 )
         self.pool = on_devices.pool
         # Bytes go to a device while it decodes what came before.
         self._most_begun = 1 if self.pool is None else 2
         self._waiting = WaitingPages(
             streams=offer.streams,
-            pages_per_layer=self._pages.per_layer,
-            layers=layout.layers,
+            pages_per_array=self._per_array,
+            arrays=len(self._decoders),
             run_pages=BATCH_PAGES if self.pool is None else self._device_run(link),
             whole=self.pool is not None,
             bytes_of=self._sizes.most,
@@ -104,6 +109,9 @@ class ReceivedTransfer(IncomingTransfer):
         return self._sizes.need_bytes
 
     def page_arrived(self, page: int, stream: int) -> None:
+        self.pages_arrived((page,), stream)
+
+    def pages_arrived(self, pages: Sequence[int], stream: int) -> None:
         """Visits of the decoder thread cost more than a page: `WaitingPages` says when one is due."""
         state = self.link.core.receive_state(self.id)
         if self._error is not None or state is None:
@@ -112,8 +120,10 @@ class ReceivedTransfer(IncomingTransfer):
         if self.pool is None:
             limit_bytes = window // 4
         else:  # batches for a device had better be whole; but there must be credit for whatever comes next
-            limit_bytes = window // 2 - 2 * min(state.segment_bytes, largest_of(self.sizes(page)[stream]))
-        due = self._waiting.add(page, stream, limit_bytes)
+            limit_bytes = window * 3 // 4 - 2 * min(state.segment_bytes, self._sizes.most(pages[0], stream))
+        due = False
+        for page in pages:
+            due |= self._waiting.add(page, stream, limit_bytes)
         if due and not self._decoding:
             self._decoding = True
             if self._executor is None:
@@ -160,20 +170,24 @@ class ReceivedTransfer(IncomingTransfer):
     def _begin(self, batch: _Begun) -> None:
         """Pages of one array together; there are none if the transfer has ended."""
         streams = self.link.page_streams(self, batch.pages, batch.stream)
-        pages: list[Arrived] = list(zip(map(self._pages.page, batch.pages), streams, strict=False))
-        pages.sort(key=lambda arrived: arrived[0].index)
-        for (layer, kind), run in itertools.groupby(pages, key=lambda arrived: (arrived[0].layer, arrived[0].kind)):
-            batch.started.append(self._decoders[layer, kind].start(list(run)))
+        if not streams:
+            return
+        first, per_array = self._pages.first, self._per_array
+        order = sorted(zip(batch.pages, streams, strict=True), key=itemgetter(0))
+        for array, run in itertools.groupby(order, key=lambda one: one[0] // per_array):
+            arrived = [(first[index % len(first)], of_page) for index, of_page in run]
+            batch.started.append(self._decoders[array].start(arrived))
 
     def _device_run(self, link: Link) -> int:
-        """Pages of a run for a device: a quarter of what the windows allow to come."""
+        """Pages of a run for a device: half of what the windows allow to come, or less, so that runs are alike."""
         config = link.core.config
-        run_pages = BATCH_PAGES
+        run_pages = DEVICE_BATCH_PAGES
         for page in range(self._pages.per_layer):
             for stream, sizes in enumerate(self.sizes(page)):
                 window = config.residual_window_bytes if stream else config.anchor_window_bytes
-                run_pages = min(run_pages, window // 4 // max(largest_of(sizes), 1))
-        return max(run_pages, 1)
+                run_pages = min(run_pages, window // 2 // max(largest_of(sizes), 1))
+        runs = -(-self._per_array // max(run_pages, 1))
+        return max(-(-self._per_array // max(runs, 1)), 1)
 
     def _settle(self, begun: Iterable[_Begun]) -> None:
         """After an error: wait until nothing writes to the target any more. The first error is the one that counts."""

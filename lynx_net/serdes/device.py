@@ -20,6 +20,8 @@ from lynx_net.wire.pool import BufferPool
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from numpy.typing import NDArray
+
     from lynx_codec import Codec
     from lynx_gpu.codec import DeviceCodec
 
@@ -29,7 +31,7 @@ BACKEND: Backend = CudaBackend()
 """Who answers for device memory; tests put something else here."""
 
 
-STATUS_BYTES = 1024 * 1024
+NOTES_BYTES = 1024 * 1024
 KEPT_CODECS = 64
 
 
@@ -125,6 +127,12 @@ class Devices:
         self._receiving.pinning.submit(_grow_to, self._receiving.ring, need_bytes)
         return self._receiving.pool
 
+    def pinned(self, addresses: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """Which of these buffers of the receive pool a device can read by itself."""
+        return (
+            np.zeros(addresses.shape, np.bool_) if self._receiving is None else self._receiving.ring.covers(addresses)
+        )
+
     def prepare(self) -> None:
         """Allocate now, up to the bounds, what `DeviceBuffers.prepare` asks for. Blocks for a second or so."""
         for device in self.buffers.prepare:
@@ -157,10 +165,10 @@ class DeviceSide:
         self.leaving: Any = self.runtime.stream()
         self.arriving: Any = self.runtime.stream()
         self.decoding: Any = self.runtime.stream()
-        results = PinnedRing(STATUS_BYTES, self.runtime.pinned)
+        results = PinnedRing(NOTES_BYTES, self.runtime.pinned)
         results.grow()
-        self.statuses = BufferPool(STATUS_BYTES, _pinned_or_ordinary(results))
-        """Where kernels say how they have fared."""
+        self.notes = BufferPool(NOTES_BYTES, _pinned_or_ordinary(results))
+        """What goes with a batch: where its pieces lie, and how its pages have fared. Pinned, but for bytearrays."""
         self._backend = backend
         self._codecs: OrderedDict[str, DeviceCodec] = OrderedDict()
 

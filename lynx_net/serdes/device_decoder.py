@@ -1,19 +1,21 @@
 """Decoding in device memory: pages are copied there and decoded in place while more of them arrive.
 
 For each batch, on the streams of its device: the arriving stream copies the pages' bytes into staging memory, from the
-buffers in which they were received; the decoding stream waits for that, writes the values in place and copies the
-status of the batch to the host; an event tells the thread, which sleeps in it. Only then is anybody told that the pages
-are decoded: whoever reads what a readiness event has announced never sees a page that is half written.
+buffers in which they were received, in one launch where these are pinned (kernels/gather.cu); the decoding stream waits
+for that, writes the values in place and copies the status of the batch to the host; an event tells the thread, which
+sleeps in it. Only then is anybody told that the pages are decoded: whoever reads what a readiness event has announced
+never sees a page that is half written.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from lynx_codec import PageShape
+from lynx_gpu.events import SPAN
 from lynx_net.errors import CodecError, LocalProtocolError
 from lynx_net.serdes.decoder import decode_page
 from lynx_net.serdes.device_encoder import address_of
@@ -21,6 +23,8 @@ from lynx_net.serdes.encoder import DTYPES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from numpy.typing import NDArray
 
     from lynx_codec import Codec
     from lynx_codec.plan import CodecTable
@@ -31,7 +35,7 @@ if TYPE_CHECKING:
     from lynx_net.serdes.backend import Backend
     from lynx_net.serdes.decoder import ArrayDecoder, Arrived, Started
     from lynx_net.serdes.device import Devices, DeviceSide
-    from lynx_net.wire.layout import Kind, PageRef
+    from lynx_net.wire.layout import Kind
     from lynx_net.wire.pool import BufferPool
 
 __all__ = ["DeviceDecoders"]
@@ -39,8 +43,10 @@ __all__ = ["DeviceDecoders"]
 KEPT_PLANS = 256
 """Of arrays that are alike; the small table of each stays on the device."""
 
-PLANNED_PAGES = 32
-"""Pages of one batch at most: what is staged for a batch is bounded by it."""
+STAGED_SHARE = 4
+"""A batch is staged in such a part of the staging memory at most, so that several are under way."""
+
+NOTES_UNIT_BYTES = 4096
 
 
 class DeviceDecoders:
@@ -49,7 +55,8 @@ class DeviceDecoders:
     def __init__(self, devices: Devices, codecs: CodecTable, page_tokens: int, need_bytes: int) -> None:
         self._devices = devices
         self._page_tokens = page_tokens
-        self._plans: dict[tuple[int, Kind], _Plans] = {}
+        self._plans: dict[tuple[int, int, Kind], _Plans | None] = {}
+        """Of a device, codec and kind; None where there are no kernels."""
         self._codecs = codecs
         self._need_bytes = need_bytes
         self._waited_for: set[tuple[int, int]] = set()
@@ -72,12 +79,21 @@ class DeviceDecoders:
             side.runtime.after_caller(side.decoding, caller)
         if self.pool is None:
             self.pool = self._devices.receive_pool(view.device, self._need_bytes)
-        longest = PageShape(min(shape[0], self._page_tokens), *shape[1:])
-        on_device = side.codec(self._codecs.own(layer, kind), longest)
-        if on_device is None:
-            return _ByHost(backend, side, self._codecs.codec(layer, kind), view)
-        plans = self._plans.setdefault((id(on_device), kind), _Plans(on_device, backend))
-        return _OnDevice(side, on_device, plans, view, self._codecs.places(layer, kind))
+        codec = self._codecs.own(layer, kind)
+        key = view.device, id(codec), kind
+        if key not in self._plans:
+            longest = PageShape(min(shape[0], self._page_tokens), *shape[1:])
+            on_device = side.codec(codec, longest)
+            self._plans[key] = None
+            if on_device is not None:
+                page_bytes = sum(on_device.codec.stream_bytes(longest, wide=True))
+                most_pages = max(self._devices.buffers.staging_bytes // STAGED_SHARE // max(page_bytes, 1), 1)
+                self._plans[key] = _Plans(on_device, backend, most_pages)
+        plans = self._plans[key]
+        if plans is None:
+            return _ByHost(backend, side, layer, self._codecs.codec(layer, kind), view)
+        streams = len(self._codecs.stream_names)
+        return _OnDevice(self._devices, side, plans, view, self._codecs.places(layer, kind), streams)
 
 
 def _checked(backend: Backend, array: Any, shape: tuple[int, int, int]) -> DeviceView:
@@ -95,20 +111,31 @@ def _checked(backend: Backend, array: Any, shape: tuple[int, int, int]) -> Devic
     return view
 
 
+class _Plan(NamedTuple):
+    """A plan with its spans as arrays [page, stream]."""
+
+    batch: BatchPlan
+    offsets: NDArray[np.uint64]
+    most_bytes: NDArray[np.uint64]
+
+
 class _Plans:
     """Plans of arrays that are alike: those of all layers' keys, say. The pages of a batch are those that have come."""
 
-    def __init__(self, codec: DeviceCodec, backend: Backend) -> None:
-        self._codec = codec
+    def __init__(self, codec: DeviceCodec, backend: Backend, most_pages: int) -> None:
+        self.codec = codec
+        self.most_pages = most_pages
         self._job = backend.job
-        self._plans: OrderedDict[tuple[int, ...], BatchPlan] = OrderedDict()
+        self._plans: OrderedDict[tuple[int, ...], _Plan] = OrderedDict()
 
-    def of(self, pages: Sequence[PageRef]) -> BatchPlan:
+    def of(self, pages: Sequence[Arrived]) -> _Plan:
         """The plan for these pages of an array."""
-        key = tuple(page.start for page in pages)
+        key = tuple([page.start for page, _ in pages])
         plan = self._plans.get(key)
         if plan is None:
-            plan = self._plans[key] = self._codec.plan([self._job(page.start, page.shape) for page in pages])
+            batch = self.codec.plan([self._job(page.start, page.shape) for page, _ in pages])
+            spans = np.array(batch.spans, np.uint64)
+            plan = self._plans[key] = _Plan(batch, spans[..., 0], spans[..., 1])
             if len(self._plans) > KEPT_PLANS:
                 self._plans.popitem(last=False)
         else:
@@ -120,20 +147,22 @@ class _OnDevice:
     """With kernels."""
 
     def __init__(
-        self, side: DeviceSide, codec: DeviceCodec, plans: _Plans, view: DeviceView, places: Sequence[int]
+        self, devices: Devices, side: DeviceSide, plans: _Plans, view: DeviceView, places: Sequence[int], streams: int
     ) -> None:
+        self._devices = devices
         self._side = side
         self._plans = plans
-        self._codec = codec
         self._view = view
         self._places = places
+        self._others = [number for number in range(streams) if number not in places]
 
     def start(self, pages: Sequence[Arrived]) -> Started:
         started = _Batches()
-        ordered = sorted(pages, key=lambda arrived: arrived[0].start)
+        parts = -(-len(pages) // self._plans.most_pages)
+        most_pages = -(-len(pages) // max(parts, 1))
         try:
-            for first in range(0, len(ordered), PLANNED_PAGES):
-                started.add(self._begin(ordered[first : first + PLANNED_PAGES]))
+            for first in range(0, len(pages), most_pages):
+                started.add(self._begin(pages[first : first + most_pages]))
         except BaseException:
             started.wait()
             raise
@@ -141,55 +170,83 @@ class _OnDevice:
 
     def _begin(self, pages: Sequence[Arrived]) -> _Batch:
         side, runtime = self._side, self._side.runtime
-        plan = self._plans.of([page for page, _ in pages])
-        streams = [self._own(page, of_page) for page, of_page in pages]
-        status = side.statuses.take(plan.status_bytes)
+        plan, offsets, most_bytes = self._plans.of(pages)
+        streams = self._own(pages)
+        known = len(streams[0])
+        lengths = np.array([[stream.nbytes for stream in of_page] for of_page in streams], np.uint64)
+        if (lengths > most_bytes[:, :known]).any():
+            raise CodecError(f"a stream of {lengths.max()} bytes, {most_bytes.max()} at most are a page's")
+        table_bytes = lengths.size * SPAN.itemsize
+        notes = side.notes.take(-(-(plan.status_bytes + table_bytes) // NOTES_UNIT_BYTES) * NOTES_UNIT_BYTES)
         staging = side.staging.take(plan.total_bytes)
-        try:
-            for spans, of_page in zip(plan.spans, streams, strict=True):
-                for (offset, most_bytes), stream in zip(spans, of_page, strict=False):
-                    if stream.nbytes > most_bytes:
-                        raise CodecError(f"a stream of {stream.nbytes} bytes, {most_bytes} at most are a page's")
-                    if stream.nbytes:
-                        runtime.to_device(staging + offset, address_of(stream), stream.nbytes, side.arriving)
-            runtime.after(side.decoding, runtime.record(side.arriving))
-            self._codec.decode(plan, streams, staging, self._view, side.decoding)
-            runtime.to_host(address_of(status), staging, plan.status_bytes, side.decoding)
-        except BaseException:  # the copies that were launched all the same read the streams
-            runtime.record(side.arriving).wait()
-            side.statuses.give(status)
-            raise
-        finally:
-            runtime.after(side.decoding, runtime.record(side.arriving))
-            decoded = runtime.record(side.decoding)
-            side.staging.give(staging, decoded)
-        return _Batch(side, plan, decoded, status)
+        with runtime.here():
+            try:
+                table = np.frombuffer(notes, np.uint64, 3 * lengths.size, plan.status_bytes).reshape(-1, 3)
+                table[:, 0] = [address_of(stream) if stream.nbytes else 0 for of_page in streams for stream in of_page]
+                table[:, 1] = (offsets[:, :known] + np.uint64(staging)).ravel()
+                table[:, 2] = lengths.ravel()
+                at = address_of(notes)
+                notes_pinned = not isinstance(notes.obj, bytearray)
+                self._copy(table, at + plan.status_bytes if notes_pinned else None)
+                runtime.after(side.decoding, runtime.record(side.arriving))
+                self._plans.codec.decode(plan, streams, staging, self._view, side.decoding)
+                back = runtime.to_pinned if notes_pinned else runtime.to_host
+                back(at, staging, plan.status_bytes, side.decoding)
+            except BaseException:  # the copies that were launched all the same read the streams
+                copied = runtime.record(side.arriving)
+                runtime.after(side.decoding, copied)
+                copied.wait()
+                side.notes.give(notes)
+                raise
+            finally:
+                decoded = runtime.record(side.decoding)
+                side.staging.give(staging, decoded)
+        return _Batch(side, plan, decoded, notes)
 
-    def _own(self, page: PageRef, streams: Sequence[memoryview]) -> list[memoryview]:
-        """Those streams of the transfer that are the codec's; the others are empty."""
-        for number, stream in enumerate(streams):
-            if number not in self._places and stream.nbytes:
-                raise CodecError(f"stream {number} of page {page.index} is not the codec's, but bytes of it came")
-        return [streams[place] for place in self._places if place < len(streams)]
+    def _copy(self, table: NDArray[np.uint64], at: int | None) -> None:
+        """Copy what the table says to the device; it lies there in pinned memory, unless that is None."""
+        side, runtime = self._side, self._side.runtime
+        pinned = self._devices.pinned(table[:, 0]) if at is not None else np.zeros(len(table), np.bool_)
+        if not pinned.all():
+            rest = table[~pinned].tolist()
+            table[~pinned, 2] = 0
+            for source, target, size_bytes in rest:
+                if size_bytes:
+                    runtime.to_device(target, source, size_bytes, side.arriving)
+        if at is not None and pinned.any():
+            runtime.gather(at, len(table), int(table[:, 2].max()), side.arriving)
+
+    def _own(self, pages: Sequence[Arrived]) -> list[list[memoryview]]:
+        """Of each page those streams of the transfer that are the codec's; the others are empty."""
+        if not self._others:
+            return [streams for _, streams in pages]
+        known = len(pages[0][1])
+        others = [number for number in self._others if number < known]
+        own = [place for place in self._places if place < known]
+        for page, streams in pages:
+            for number in others:
+                if streams[number].nbytes:
+                    raise CodecError(f"stream {number} of page {page.index} is not the codec's, but bytes of it came")
+        return [[streams[place] for place in own] for _, streams in pages]
 
 
 class _Batch:
     """Pages that the device decodes."""
 
-    def __init__(self, side: DeviceSide, plan: BatchPlan, decoded: Event, status: memoryview) -> None:
+    def __init__(self, side: DeviceSide, plan: BatchPlan, decoded: Event, notes: memoryview) -> None:
         self._side = side
         self._plan = plan
         self._decoded = decoded
-        self._status = status
+        self._notes = notes
 
     def wait(self) -> None:
         self._decoded.wait()
 
     def check(self) -> None:
         try:
-            self._plan.check(self._status)
+            self._plan.check(self._notes)
         finally:
-            self._side.statuses.give(self._status)
+            self._side.notes.give(self._notes)
 
 
 class _Batches:
@@ -214,7 +271,8 @@ class _Batches:
 class _ByHost:
     """A codec without kernels: pages are decoded on the host and copied to the device."""
 
-    def __init__(self, backend: Backend, side: DeviceSide, codec: Codec, view: DeviceView) -> None:
+    def __init__(self, backend: Backend, side: DeviceSide, layer: int, codec: Codec, view: DeviceView) -> None:
+        self._layer = layer
         self._backend = backend
         self._side = side
         self._codec = codec
@@ -223,14 +281,15 @@ class _ByHost:
     def start(self, pages: Sequence[Arrived]) -> Started:
         for page, streams in pages:
             out = np.empty(page.shape.array_shape, DTYPES[self._view.dtype])
-            decode_page(self._codec, page, streams, out)
+            decode_page(self._codec, self._layer, page, streams, out)
             self._backend.store(self._view, page.start, out, self._side.decoding)
         return _Copied(self._side)
 
 
 class _Copied:
     def __init__(self, side: DeviceSide) -> None:
-        self._copied = side.runtime.record(side.decoding)
+        with side.runtime.here():
+            self._copied = side.runtime.record(side.decoding)
 
     def finish(self) -> None:
         self._copied.wait()

@@ -17,17 +17,18 @@ import asyncio
 import ctypes
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lynx_gpu.ring import BufferTooLargeError
-from lynx_net.aio.offload import run_blocking
+from lynx_net.aio.offload import begin_blocking, run_blocking
 from lynx_net.errors import CodecError, LocalProtocolError, NonFiniteError
-from lynx_net.serdes.encoder import EncodedPage, check_shape, encode_page, fine_positions, groups_of
+from lynx_net.serdes.encoder import EncodedGroup, check_shape, encode_page, fine_positions, groups_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from concurrent.futures import Executor
 
     from numpy.typing import NDArray
@@ -50,7 +51,7 @@ IN_FLIGHT = 2
 FIRST_SHARE = 8
 """The first group of a transfer is so much smaller, so that the wire has something soon."""
 
-RESIDUALS_MOVE = 0.6
+RESIDUALS_MOVE = 0.75
 """Share of the pinned ring in use from which on residuals are moved to ordinary memory."""
 
 RING_WAIT_S = 0.1
@@ -74,18 +75,14 @@ class _Source:
 class _Job:
     """A group whose pages have places to go to: their first streams together, and all others."""
 
+    layer: int
     group: list[PageRef]
     source: _Source
     plan: BatchPlan
     later_at: int
     first: memoryview
     later: memoryview | None
-
-    def stream(self, number: int, offset: int, length: int) -> memoryview:
-        """The bytes of a stream that lies there in the plan's piece."""
-        if number == 0 or self.later is None:
-            return self.first[offset : offset + length]
-        return self.later[offset - self.later_at : offset - self.later_at + length]
+    pinned: bool
 
 
 class DeviceEncoder:
@@ -96,6 +93,7 @@ class DeviceEncoder:
         codecs: CodecTable,
         fine: NDArray[np.int64],
         layout: CacheLayout,
+        pages: Sequence[PageRef],
         devices: Devices,
         executor: Executor | None,
     ) -> None:
@@ -103,7 +101,12 @@ class DeviceEncoder:
         self._fine = fine
         self._devices = devices
         self._executor = executor
-        self._group_values = max(devices.buffers.group_bytes // _VALUE_BYTES[layout.dtype], 1)
+        values = max(devices.buffers.group_bytes // _VALUE_BYTES[layout.dtype], 1)
+        self._first_groups, self._groups = (
+            list(groups_of(pages, values, apart=lambda page: page.kind, first_values=first))
+            for first in (values // FIRST_SHARE, None)
+        )
+        self._longest = {page.kind: page for page in reversed(pages)}
         self._positions = (fine % layout.page_tokens).astype(np.int32)
         self._uploaded: dict[int, Any] = {}
         self._plans: dict[tuple[int, int, int, Kind], BatchPlan] = {}
@@ -117,38 +120,53 @@ class DeviceEncoder:
         if view.dtype != layout.dtype:
             raise LocalProtocolError(f"{kind}s are {view.dtype}, the layout says {layout.dtype}")
 
-    async def encode(self, pages: Sequence[PageRef], arrays: Mapping[Kind, Any], outlet: Outlet) -> None:
-        if not pages:
+    async def encode(self, layer: int, arrays: Mapping[Kind, Any], outlet: Outlet) -> None:
+        if not self._groups:
             return
         # Here, since what is current for this thread is not for another.
         callers: dict[Kind, int] = {kind: self._devices.backend.current_stream(array) for kind, array in arrays.items()}
-        sources = await run_blocking(self._executor, self._sources, pages, arrays, callers)
+        sources = await run_blocking(self._executor, self._sources, layer, arrays, callers)
+        groups = self._groups if self._plans else self._first_groups
         started: deque[tuple[_Job, Event]] = deque()
+        encoded: EncodedGroup | None = None
         try:
-            small = self._group_values // FIRST_SHARE if not self._plans else None
-            for group in groups_of(pages, self._group_values, apart=lambda page: page.kind, first_values=small):
+            for group in groups:
                 source = sources[group[0].kind]
                 await outlet.wait_for_room()
                 if source.codec is None:
                     while started:
-                        outlet.put(await run_blocking(self._executor, self._finish, started))
-                    outlet.put(await run_blocking(self._executor, self._encode_on_host, group, source))
+                        encoded = await self._turn(outlet, encoded, partial(self._finish, started))
+                    encoded = await self._turn(outlet, encoded, partial(self._encode_on_host, layer, group, source))
                     continue
                 plan = self._plan(source.codec, group)
                 later_at = min((spans[1][0] for spans in plan.spans if len(spans) > 1), default=plan.total_bytes)
-                first, *later = await self._pieces(source, [later_at, plan.total_bytes - later_at])
-                job = _Job(group, source, plan, later_at, first, later[0] if later else None)
-                encoded = await run_blocking(self._executor, self._step, job, started)
-                outlet.put(encoded)
+                (first, *later), pinned = await self._pieces(source, [later_at, plan.total_bytes - later_at])
+                job = _Job(layer, group, source, plan, later_at, first, later[0] if later else None, pinned)
+                encoded = await self._turn(outlet, encoded, partial(self._step, job, started))
             while started:
-                outlet.put(await run_blocking(self._executor, self._finish, started))
+                encoded = await self._turn(outlet, encoded, partial(self._finish, started))
+            if encoded is not None:
+                outlet.put(encoded)
         finally:
             if started:  # an error or a cancellation: the device still reads the arrays and writes to the ring
                 await run_blocking(self._executor, _wait_for_all, started)
 
-    def _sources(
-        self, pages: Sequence[PageRef], arrays: Mapping[Kind, Any], callers: Mapping[Kind, int]
-    ) -> dict[Kind, _Source]:
+    async def _turn(
+        self,
+        outlet: Outlet,
+        before: EncodedGroup | None,
+        work: Callable[[], EncodedGroup | None],
+    ) -> EncodedGroup | None:
+        """Do something in the codec thread; meanwhile, queue what was encoded before."""
+        coming = begin_blocking(self._executor, work)
+        try:
+            if before is not None:
+                outlet.put(before)
+        finally:
+            after = await coming
+        return after
+
+    def _sources(self, layer: int, arrays: Mapping[Kind, Any], callers: Mapping[Kind, int]) -> dict[Kind, _Source]:
         """Views of the arrays; what is encoded from now on waits for the callers' streams."""
         backend = self._devices.backend
         sources: dict[Kind, _Source] = {}
@@ -156,8 +174,7 @@ class DeviceEncoder:
             view = backend.view(array)
             side = self._devices.side(view.device)
             side.runtime.after_caller(side.encoding, callers[kind])
-            first = next(page for page in pages if page.kind == kind)  # no page is longer
-            codec = side.codec(self._codecs.own(first.layer, kind), first.shape)
+            codec = side.codec(self._codecs.own(layer, kind), self._longest[kind].shape)
             sources[kind] = _Source(view, side, self._devices.ring(view.device), codec)
         return sources
 
@@ -172,42 +189,48 @@ class DeviceEncoder:
             )
         return self._plans[key]
 
-    async def _pieces(self, source: _Source, sizes: Sequence[int]) -> list[memoryview]:
-        """Room in the pinned ring, once there is some; if that takes long, in ordinary memory, which is slower."""
+    async def _pieces(self, source: _Source, sizes: Sequence[int]) -> tuple[list[memoryview], bool]:
+        """Room in the pinned ring, once there is some; if that takes long, in ordinary memory, which is slower.
+
+        Returns also whether it is pinned.
+        """
         ring = source.ring
         wanted = [size for size in sizes if size]
         if not ring.contended and (at_once := ring.take_all(wanted)) is not None:
-            return at_once
+            return at_once, True
         try:
             async with asyncio.timeout(RING_WAIT_S):
-                return await ring.take_when_free(wanted, lambda: run_blocking(self._executor, ring.grow))
+                return await ring.take_when_free(wanted, lambda: run_blocking(self._executor, ring.grow)), True
         except BufferTooLargeError as error:
             raise LocalProtocolError(f"{error}; give more send_pinned_bytes, or smaller pages") from error
         except TimeoutError:
-            return [self._devices.overflow_room(size) for size in wanted]
+            return [self._devices.overflow_room(size) for size in wanted], False
 
-    def _step(self, job: _Job, started: deque[tuple[_Job, Event]]) -> list[EncodedPage]:
+    def _step(self, job: _Job, started: deque[tuple[_Job, Event]]) -> EncodedGroup | None:
         """Start one group, and finish the oldest if that makes too many. In the codec thread."""
         started.append((job, self._start(job)))
-        return self._finish(started) if len(started) >= IN_FLIGHT else []
+        return self._finish(started) if len(started) >= IN_FLIGHT else None
 
     def _start(self, job: _Job) -> Event:
         side, plan, codec = job.source.side, job.plan, job.source.codec
         assert codec is not None
+        runtime = side.runtime
+        to_host = runtime.to_pinned if job.pinned else runtime.to_host
         staging = side.staging.take(plan.total_bytes)
-        try:
-            codec.encode(job.source.view, plan, self._fine_on(side), staging, side.encoding)
-            side.runtime.after(side.leaving, side.runtime.record(side.encoding))
-            side.runtime.to_host(address_of(job.first), staging, job.later_at, side.leaving)
-            if job.later is not None:
-                side.runtime.to_host(address_of(job.later), staging + job.later_at, job.later.nbytes, side.leaving)
-        except BaseException:  # what was launched all the same reads the array and writes to the piece
-            side.runtime.record(side.encoding).wait()
-            side.runtime.record(side.leaving).wait()
-            raise
-        finally:
-            copied = side.runtime.record(side.leaving)
-            side.staging.give(staging, copied)
+        with runtime.here():
+            try:
+                codec.encode(job.source.view, plan, self._fine_on(side), staging, side.encoding)
+                runtime.after(side.leaving, runtime.record(side.encoding))
+                to_host(address_of(job.first), staging, job.later_at, side.leaving)
+                if job.later is not None:
+                    to_host(address_of(job.later), staging + job.later_at, job.later.nbytes, side.leaving)
+            except BaseException:  # what was launched all the same reads the array and writes to the piece
+                runtime.record(side.encoding).wait()
+                runtime.record(side.leaving).wait()
+                raise
+            finally:
+                copied = runtime.record(side.leaving)
+                side.staging.give(staging, copied)
         return copied
 
     def _fine_on(self, side: DeviceSide) -> Any:
@@ -218,52 +241,38 @@ class DeviceEncoder:
             self._uploaded[side.device] = self._devices.backend.upload(self._positions, side.device, side.encoding)
         return self._uploaded[side.device]
 
-    def _finish(self, started: deque[tuple[_Job, Event]]) -> list[EncodedPage]:
-        """Wait for the oldest group and cut its piece into streams. In the codec thread."""
+    def _finish(self, started: deque[tuple[_Job, Event]]) -> EncodedGroup:
+        """Wait for the oldest group and cut its pieces into streams. In the codec thread."""
         job, copied = started.popleft()
         copied.wait()
         try:
             lengths = job.plan.lengths(job.first)
         except NonFiniteError:
-            self._encode_on_host(job.group, job.source)  # raises the same, and knows the page
+            self._encode_on_host(job.layer, job.group, job.source)  # raises the same, and knows the page
             raise
-        first = job.group[0]
-        places = self._codecs.places(first.layer, first.kind)
+        later = job.later
         ring = job.source.ring
-        encoded = []
-        for page, spans, of_page in zip(job.group, job.plan.spans, lengths, strict=True):
-            streams = [memoryview(b"")] * len(self._codecs.stream_names)
-            for number, (place, (offset, _), length) in enumerate(zip(places, spans, of_page, strict=True)):
-                streams[place] = job.stream(number, offset, length)
-            encoded.append(EncodedPage(page, streams))
-        return encoded if ring.used_bytes < RESIDUALS_MOVE * ring.limit_bytes else self._moved(encoded)
+        if later is not None and job.pinned and ring.used_bytes >= RESIDUALS_MOVE * ring.limit_bytes:
+            room = self._devices.overflow_room(later.nbytes)
+            np.copyto(np.frombuffer(room, np.uint8), np.frombuffer(later, np.uint8))
+            later = room
+        streams: list[list[memoryview]] = [[memoryview(b"")] * len(job.group) for _ in self._codecs.stream_names]
+        for number, place in enumerate(self._codecs.places(job.layer, job.group[0].kind)):
+            piece, before = (job.first, 0) if number == 0 or later is None else (later, job.later_at)
+            streams[place] = [
+                piece[(begin := spans[number][0] - before) : begin + of_page[number]]
+                for spans, of_page in zip(job.plan.spans, lengths, strict=True)
+            ]
+        return EncodedGroup(job.layer, job.group, streams)
 
-    def _moved(self, encoded: Sequence[EncodedPage]) -> list[EncodedPage]:
-        """The same with the later streams in ordinary memory."""
-        total = sum(stream.nbytes for _, streams in encoded for stream in streams[1:])
-        if not total:
-            return list(encoded)
-        room = self._devices.overflow_room(total)
-        at = 0
-        moved = []
-        for page, streams in encoded:
-            copies = []
-            for stream in streams[1:]:
-                copies.append(room[at : at + stream.nbytes])
-                if stream.nbytes:
-                    np.copyto(np.frombuffer(copies[-1], np.uint8), np.frombuffer(stream, np.uint8))
-                at += stream.nbytes
-            moved.append(EncodedPage(page, [streams[0], *copies]))
-        return moved
-
-    def _encode_on_host(self, group: Sequence[PageRef], source: _Source) -> list[EncodedPage]:
+    def _encode_on_host(self, layer: int, group: Sequence[PageRef], source: _Source) -> EncodedGroup:
         """A codec without kernels: the pages are copied to the host and encoded there. In the codec thread."""
         encoded = []
         for page in group:
             array = self._devices.backend.fetch(source.view, page.start, page.stop, source.side.encoding)
-            codec = self._codecs.codec(page.layer, page.kind)
+            codec = self._codecs.codec(layer, page.kind)
             encoded.append(encode_page(codec, page, array, fine_positions(self._fine, page)))
-        return encoded
+        return EncodedGroup(layer, group, list(zip(*encoded, strict=True)))
 
 
 def _wait_for_all(started: deque[tuple[_Job, Event]]) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from lynx_codec.plan import CodecTable
     from lynx_net.wire.layout import CacheLayout, Kind, PageRef
 
-__all__ = ["EncodedPage", "HostEncoder", "LayerEncoder", "Outlet", "encode_page", "fine_positions", "groups_of"]
+__all__ = ["EncodedGroup", "HostEncoder", "LayerEncoder", "Outlet", "encode_page", "fine_positions", "groups_of"]
 
 GROUP_VALUES = 1 << 20
 """Values encoded in one visit to the encoder thread: many enough to be cheap, few enough to keep the wire fed."""
@@ -28,11 +28,13 @@ DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
 """How numpy holds the dtypes of a layout."""
 
 
-class EncodedPage(NamedTuple):
-    """One page, one memoryview a stream of the transfer; the memory must not change while a view is left."""
+class EncodedGroup(NamedTuple):
+    """Pages of a layer, and for each stream of the transfer one memoryview a page; the memory must not change while a
+    view is left. All layers are cut alike: the pages are those of the first layer which lie so."""
 
-    page: PageRef
-    streams: Sequence[memoryview]
+    layer: int
+    pages: Sequence[PageRef]
+    streams: Sequence[Sequence[memoryview]]
 
 
 class Outlet(Protocol):
@@ -42,7 +44,7 @@ class Outlet(Protocol):
         """Return when more may be encoded; raises the transfer's error."""
         ...
 
-    def put(self, encoded: Sequence[EncodedPage]) -> None:
+    def put(self, encoded: EncodedGroup) -> None:
         """Queue these pages."""
         ...
 
@@ -54,7 +56,7 @@ class LayerEncoder(Protocol):
         """Raise LocalProtocolError unless the array is one of this layout."""
         ...
 
-    async def encode(self, pages: Sequence[PageRef], arrays: Mapping[Kind, Any], outlet: Outlet) -> None:
+    async def encode(self, layer: int, arrays: Mapping[Kind, Any], outlet: Outlet) -> None:
         """Put all pages of a layer into the outlet, in order, group by group.
 
         Nothing reads the arrays any more when this has returned, however it ends. Cancelling waits for the thread.
@@ -69,7 +71,10 @@ class LayerEncoder(Protocol):
 class HostEncoder:
     """Numpy arrays; encoded in a thread while the pages before are on the wire."""
 
-    def __init__(self, codecs: CodecTable, fine: NDArray[np.int64], executor: Executor | None) -> None:
+    def __init__(
+        self, codecs: CodecTable, fine: NDArray[np.int64], pages: Sequence[PageRef], executor: Executor | None
+    ) -> None:
+        self._groups = list(groups_of(pages, GROUP_VALUES))
         self._codecs = codecs
         self._fine = fine
         self._executor = executor
@@ -82,32 +87,33 @@ class HostEncoder:
         if array.dtype != dtype:
             raise LocalProtocolError(f"{kind}s are {array.dtype}, the layout says {layout.dtype} ({np.dtype(dtype)})")
 
-    async def encode(self, pages: Sequence[PageRef], arrays: Mapping[Kind, Any], outlet: Outlet) -> None:
-        for group in groups_of(pages, GROUP_VALUES):
+    async def encode(self, layer: int, arrays: Mapping[Kind, Any], outlet: Outlet) -> None:
+        for group in self._groups:
             await outlet.wait_for_room()
-            outlet.put(await run_blocking(self._executor, self._encode, group, arrays))
+            outlet.put(await run_blocking(self._executor, self._encode, layer, group, arrays))
 
-    def _encode(self, group: Sequence[PageRef], arrays: Mapping[Kind, NDArray[Any]]) -> list[EncodedPage]:
-        return [
+    def _encode(self, layer: int, group: Sequence[PageRef], arrays: Mapping[Kind, NDArray[Any]]) -> EncodedGroup:
+        encoded = [
             encode_page(
-                self._codecs.codec(page.layer, page.kind),
+                self._codecs.codec(layer, page.kind),
                 page,
                 arrays[page.kind][page.start : page.stop],
                 fine_positions(self._fine, page),
             )
             for page in group
         ]
+        return EncodedGroup(layer, group, list(zip(*encoded, strict=True)))
 
 
-def encode_page(codec: Codec, page: PageRef, array: NDArray[Any], fine: NDArray[np.int64]) -> EncodedPage:
-    """Encode one page into memory of its own."""
+def encode_page(codec: Codec, page: PageRef, array: NDArray[Any], fine: NDArray[np.int64]) -> list[memoryview]:
+    """Encode one page into memory of its own: one memoryview a stream."""
     outs = [memoryview(bytearray(size)) for size in codec.stream_bytes(page.shape, wide=True)]
     try:
         lengths = codec.encode(array, page.shape, outs, fine)
     except NonFiniteError as error:
         name_place(error, page)
         raise
-    return EncodedPage(page, [out[:length] for out, length in zip(outs, lengths, strict=True)])
+    return [out[:length] for out, length in zip(outs, lengths, strict=True)]
 
 
 def name_place(error: NonFiniteError, page: PageRef) -> None:

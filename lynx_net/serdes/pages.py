@@ -16,7 +16,7 @@ class LayerPages:
     """What `CacheLayout.page` gives, at a fraction of its cost."""
 
     def __init__(self, layout: CacheLayout) -> None:
-        self.first = [layout.page(index) for index in layout.layer_pages(0)] if layout.layers else []
+        self.first = layout.first_layer()
         """Those of the first layer."""
 
     @property

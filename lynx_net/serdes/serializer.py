@@ -12,7 +12,6 @@ from lynx_net.serdes.pages import LayerPages
 from lynx_net.wire.messages import AbortCode
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from concurrent.futures import Executor
     from types import TracebackType
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from lynx_net.aio.timeline import Timeline
     from lynx_net.aio.transfer import Offer, OutgoingTransfer
     from lynx_net.serdes.device import Devices
-    from lynx_net.serdes.encoder import EncodedPage, LayerEncoder
+    from lynx_net.serdes.encoder import EncodedGroup, LayerEncoder
     from lynx_net.wire.layout import Kind, PageRef
     from lynx_net.wire.stats import TransferStats
 
@@ -52,7 +51,8 @@ class Sending:
         self._executor = executor
         self._devices = devices
         self._pages = LayerPages(transfer.offer.layout)
-        self._host = HostEncoder(codecs, fine, executor)
+        self._outlet = _Outlet(transfer, self._pages.per_layer)
+        self._host = HostEncoder(codecs, fine, self._pages.first, executor)
         self._device: DeviceEncoder | None = None
         self._written: set[int] = set()
 
@@ -98,7 +98,7 @@ class Sending:
         encoder, arrays = self._check(layer, given)
         self._written.add(layer)
         try:
-            await encoder.encode(self._pages.of(layer), arrays, _Outlet(self._transfer))
+            await encoder.encode(layer, arrays, self._outlet)
         except CodecError as error:
             where = f"layer {layer}: {error}"
             self._transfer.link.abort(self._transfer.id, AbortCode.CODEC, where, error)
@@ -134,7 +134,9 @@ class Sending:
             return self._host
         if self._device is None:
             layout = self._transfer.offer.layout
-            self._device = DeviceEncoder(self._codecs, self._fine, layout, self._devices, self._executor)
+            self._device = DeviceEncoder(
+                *(self._codecs, self._fine, layout, self._pages.first, self._devices, self._executor)
+            )
         return self._device
 
     def cancel(self, reason: str = "cancelled by the sender") -> None:
@@ -166,25 +168,27 @@ class Sending:
 class _Outlet:
     """Queues encoded pages, the first stream of all before the second, and so on."""
 
-    def __init__(self, transfer: OutgoingTransfer) -> None:
+    def __init__(self, transfer: OutgoingTransfer, pages_per_layer: int) -> None:
         self._transfer = transfer
+        self._per_layer = pages_per_layer
 
     async def wait_for_room(self) -> None:
         await self._transfer.wait_for_room()
 
-    def put(self, encoded: Sequence[EncodedPage]) -> None:
-        if not encoded:
-            return
+    def put(self, encoded: EncodedGroup) -> None:
+        before = encoded.layer * self._per_layer
         self._transfer.submit_all(
-            (page.index, stream, streams[stream], _rank(page) if stream else ())
-            for stream in range(len(encoded[0].streams))
-            for page, streams in encoded
+            [
+                (before + page.index, number, data, _rank(encoded.layer, page) if number else ())
+                for number, stream in enumerate(encoded.streams)
+                for page, data in zip(encoded.pages, stream, strict=True)
+            ]
         )
 
 
-def _rank(page: PageRef) -> tuple[int, ...]:
+def _rank(layer: int, page: PageRef) -> tuple[int, ...]:
     """Order of residuals that wait: keys first, late layers first, late tokens first.
 
     With half of them in place, drafts gain far more than in the order of the layers (docs/splits.md).
     """
-    return (page.kind != "key", -page.layer, -page.start)
+    return (page.kind != "key", -layer, -page.start)

@@ -27,10 +27,11 @@ class TransferSizes:
 
     def __init__(self, pages: LayerPages, layout: CacheLayout, codecs: CodecTable) -> None:
         # Every layer is cut alike, so one layer with the same codecs tells.
-        by_codecs: dict[tuple[int, ...], tuple[list[list[PageSizes]], int]] = {}
+        by_codecs: dict[tuple[int, ...], tuple[list[list[PageSizes]], list[list[int]]]] = {}
         known: dict[tuple[int, PageShape], list[PageSizes]] = {}
         self._per_layer = pages.per_layer
         self._layers: list[list[list[PageSizes]]] = []
+        self._most: list[list[list[int]]] = []
         self.need_bytes = 0
         for layer in range(layout.layers):
             numbers = tuple(codecs.number(layer, kind) for kind in layout.kinds)
@@ -41,14 +42,16 @@ class TransferSizes:
                     if key not in known:
                         known[key] = _sizes_of(codecs.codec(layer, page.kind), page.shape)
                     of_layer.append(known[key])
-                by_codecs[numbers] = of_layer, sum(largest_of(size) for sizes in of_layer for size in sizes)
-            sizes, need_bytes = by_codecs[numbers]
+                by_codecs[numbers] = of_layer, [[largest_of(size) for size in sizes] for sizes in of_layer]
+            sizes, most = by_codecs[numbers]
             self._layers.append(sizes)
-            self.need_bytes += need_bytes
+            self._most.append(most)
+            self.need_bytes += sum(map(sum, most))
 
     def most(self, page: int, stream: int) -> int:
         """The most bytes that a stream of a page can have."""
-        return largest_of(self.of(page)[stream])
+        layer, position = divmod(page, self._per_layer)
+        return self._most[layer][position][stream]
 
     def of(self, page: int) -> Sequence[PageSizes]:
         """Sizes of each stream of a page."""

@@ -22,16 +22,18 @@ class Batch(NamedTuple):
 
 
 class WaitingPages:
-    """Runs of pages are decoded together: every so many of a layer, counted from its first page.
+    """Runs of pages are decoded together: every so many of an array, counted from its first page.
 
-    A run is due when it is whole. Pages that hold back credit are due before, whatever is missing of their runs.
+    A run is due when it is whole. Pages that hold back credit are due before, whatever is missing of their runs; but
+    where only what is due is given out, not while pages of an earlier stream wait: the little credit that later streams
+    have then would make batches of single pages, which take the time that the earlier stream needs.
 
     Args:
         streams: of the transfer.
-        pages_per_layer: pages of a layer.
-        layers: how many there are.
+        pages_per_array: pages of the keys or of the values of a layer.
+        arrays: how many there are.
         run_pages: pages of a run.
-        whole: only what is due is ever given out, so that batches of all layers are alike. Else, whoever asks gets what
+        whole: only what is due is ever given out, so that batches of all arrays are alike. Else, whoever asks gets what
             there is.
         bytes_of: the most bytes that a stream of a page has.
     """
@@ -40,21 +42,21 @@ class WaitingPages:
         self,
         *,
         streams: int,
-        pages_per_layer: int,
-        layers: int,
+        pages_per_array: int,
+        arrays: int,
         run_pages: int,
         whole: bool,
         bytes_of: Callable[[int, int], int],
     ) -> None:
-        self._per_layer = pages_per_layer
+        self._per_array = pages_per_array
         self._run_pages = run_pages
-        self._runs_per_layer = -(-pages_per_layer // run_pages)
+        self._runs_per_array = -(-pages_per_array // run_pages)
         self._whole = whole
         self._bytes_of = bytes_of
         self._pages: list[dict[int, None]] = [{} for _ in range(streams)]
         self._bytes = [0] * streams
         self._limits = [0] * streams
-        self._arrived = [[0] * (self._runs_per_layer * layers) for _ in range(streams)]
+        self._arrived = [[0] * (self._runs_per_array * arrays) for _ in range(streams)]
         self._due: list[dict[int, None]] = [{} for _ in range(streams)]
 
     def add(self, page: int, stream: int, limit_bytes: int) -> bool:
@@ -62,8 +64,8 @@ class WaitingPages:
 
         So many waiting bytes of this stream hold back credit.
         """
-        layer, position = divmod(page, self._per_layer)
-        run = layer * self._runs_per_layer + position // self._run_pages
+        array, position = divmod(page, self._per_array)
+        run = array * self._runs_per_array + position // self._run_pages
         self._pages[stream][page] = None
         self._bytes[stream] += self._bytes_of(page, stream)
         self._limits[stream] = limit_bytes
@@ -76,7 +78,7 @@ class WaitingPages:
                 earlier.pop(run, None)
             self._drop(self._pages_of(run), stream)
             return True
-        return self._bytes[stream] >= limit_bytes
+        return self._holds_back(stream)
 
     def next(self) -> Batch | None:
         """What to decode now: of the earliest stream that has any, since anchors are first."""
@@ -86,7 +88,7 @@ class WaitingPages:
                 run = next(iter(self._due[stream]))
                 del self._due[stream][run]
                 chosen = [page for page in self._pages_of(run) if page in pages]
-            if not chosen and pages and (not self._whole or self._bytes[stream] >= self._limits[stream]):
+            if not chosen and pages and (not self._whole or self._holds_back(stream)):
                 chosen = list(itertools.islice(pages, BATCH_PAGES))
                 for page in chosen:
                     self._drop(range(page, page + 1), stream)
@@ -96,6 +98,12 @@ class WaitingPages:
                 return Batch(stream, chosen)
         return None
 
+    def _holds_back(self, stream: int) -> bool:
+        """Pages of this stream must not wait for the rest of their runs, since the peer waits for credit."""
+        if self._bytes[stream] < self._limits[stream]:
+            return False
+        return not self._whole or not any(self._pages[:stream])
+
     def clear(self) -> None:
         """Nothing waits any more."""
         for held in (*self._pages, *self._due):
@@ -103,9 +111,9 @@ class WaitingPages:
         self._bytes = [0] * len(self._bytes)
 
     def _pages_of(self, run: int) -> range:
-        layer, position = divmod(run, self._runs_per_layer)
-        first = layer * self._per_layer + position * self._run_pages
-        return range(first, min(first + self._run_pages, (layer + 1) * self._per_layer))
+        array, position = divmod(run, self._runs_per_array)
+        first = array * self._per_array + position * self._run_pages
+        return range(first, min(first + self._run_pages, (array + 1) * self._per_array))
 
     def _drop(self, pages: range, stream: int) -> None:
         """What waits with more streams need not be decoded with fewer."""

@@ -187,7 +187,10 @@ class SendQueue:
             pages.append(added)
         else:
             begun = 1 if pages[0].offset else 0
-            pages.insert(bisect.bisect_right(pages, rank, lo=begun, key=lambda one: one.rank), added)
+            if begun < len(pages) and rank < pages[begun].rank:  # as every page is in the order of drafts' needs
+                pages.insert(begun, added)
+            else:
+                pages.insert(bisect.bisect_right(pages, rank, lo=begun, key=lambda one: one.rank), added)
         self.queued_bytes[stream] += view.nbytes
 
     def waits_for_peer(self) -> bool:

@@ -84,6 +84,18 @@ class _Context:
     def synchronize(self) -> None: ...
 
 
+class _Event(_Context):
+    done = True
+
+    def record(self, stream: object) -> None: ...
+
+
+class _Pinned:
+    def __init__(self, size_bytes: int, flags: int) -> None:
+        self._memory = np.empty(size_bytes + 256, np.uint8)
+        self.ptr = self._memory.ctypes.data + -self._memory.ctypes.data % 256
+
+
 class _Function:
     def __init__(self, library: Library, name: str, order: int) -> None:
         self.max_dynamic_shared_size_bytes = STATIC_SHARED_BYTES
@@ -123,7 +135,10 @@ def emulated_cupy(order: int = 0) -> Iterator[Any]:
         get_current_stream=_Context,
         nvrtc=SimpleNamespace(getVersion=lambda: ("emulator",)),
         compiler=SimpleNamespace(compile_using_nvrtc=_compile),
+        Event=_Event,
+        PinnedMemory=_Pinned,
         runtime=SimpleNamespace(
+            hostAllocPortable=1,
             memsetAsync=lambda at, value, size, stream: ctypes.memset(at, value, size),
             getDeviceCount=lambda: 1,
             pointerGetAttributes=lambda pointer: SimpleNamespace(device=0),

@@ -10,6 +10,7 @@ import ctypes
 import queue
 import threading
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from lynx_codec import Codec, CodecError, NonFiniteError, PageShape
 from lynx_gpu.ring import ordinary_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -94,6 +95,23 @@ class FakeRuntime:
     def after_caller(self, stream: FakeStream, caller: int) -> None:
         if caller:
             stream.put(self.record(self._cuda.callers[caller]).wait)
+
+    @contextmanager
+    def here(self) -> Iterator[None]:
+        yield
+
+    def to_pinned(self, target: int, source: int, size_bytes: int, stream: FakeStream) -> None:
+        self._copy(target, source, size_bytes, stream)
+
+    def gather(self, table: int, count: int, most_bytes: int, stream: FakeStream) -> None:
+        def copy() -> None:
+            time.sleep(self._cuda.copy_s)
+            for source, target, size_bytes in np.frombuffer(_bytes_at(table, 24 * count), np.uint64).reshape(-1, 3):
+                assert size_bytes <= most_bytes
+                ctypes.memmove(int(target), int(source), int(size_bytes))
+
+        self._cuda.gathered += count
+        stream.put(copy)
 
     def to_host(self, target: int, source: int, size_bytes: int, stream: FakeStream) -> None:
         self._copy(target, source, size_bytes, stream)
@@ -224,6 +242,7 @@ class FakeCuda:
     device_bytes: dict[int, int] = field(default_factory=dict)
     encoded: list[tuple[int, int]] = field(default_factory=list)
     decoded: list[tuple[int, int, int]] = field(default_factory=list)
+    gathered: int = 0
     fetched: int = 0
     stored: int = 0
     callers: dict[int, FakeStream] = field(default_factory=dict)

@@ -105,7 +105,9 @@ async def test_cancelling_aborts_the_transfer() -> None:
 def test_pages_go_in_the_order_of_pages_that_are_encoded_on_the_way(kinds: dict[str, int]) -> None:
     layout = lynx_net.CacheLayout(**({"layers": 3, "tokens": 900, "heads": 1, "key_size": 2, "value_size": 2} | kinds))
     assert page_order(layout, 0) == [page.index for page in layout.pages()]
-    assert page_order(layout, 1) == [page.index for page in sorted(layout.pages(), key=_rank)]
+    assert page_order(layout, 1) == [
+        page.index for page in sorted(layout.pages(), key=lambda page: _rank(page.layer, page))
+    ]
 
 
 async def test_what_waits_to_be_sent_is_bounded() -> None:

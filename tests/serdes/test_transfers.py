@@ -236,12 +236,15 @@ async def test_a_transfer_offered_as_its_waiting_is_cancelled_is_cancelled(make_
             announce(incoming)
             asking.cancel()  # before the task has had its turn
 
-        decode._announce = announce_and_cancel  # type: ignore[method-assign]
-        request = await anext(prefill.requests())
-        with pytest.raises(lynx_net.errors.TransferAbortedError, match="nobody waits for it"):
+        async def send(request: Any) -> None:
             async with request.send(cache.layout, codec="int8", fine=cache.fine) as sending:
                 await cache.write_to(sending)
                 await sending.delivered
+
+        decode._announce = announce_and_cancel  # type: ignore[method-assign]
+        request = await anext(prefill.requests())
+        with pytest.raises(lynx_net.errors.TransferAbortedError, match="nobody waits for it"):
+            await send(request)
         with pytest.raises(asyncio.CancelledError):
             await asking
         assert not decode._incoming

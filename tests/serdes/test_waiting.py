@@ -16,8 +16,8 @@ LAYERS, PER_LAYER = 3, 11
 def waiting(streams: int, run_pages: int, *, whole: bool) -> WaitingPages:
     return WaitingPages(
         streams=streams,
-        pages_per_layer=PER_LAYER,
-        layers=LAYERS,
+        pages_per_array=PER_LAYER,
+        arrays=LAYERS,
         run_pages=run_pages,
         whole=whole,
         bytes_of=lambda page, stream: 10,
@@ -108,3 +108,19 @@ def test_after_an_end_nothing_waits() -> None:
     assert pages.add(0, 0, 10)
     pages.clear()
     assert pages.next() is None
+
+
+def test_little_credit_of_a_later_stream_makes_no_small_batches_while_earlier_pages_wait() -> None:
+    pages = waiting(2, 4, whole=True)
+    pages.add(0, 0, 10**9)
+    assert pages.next() is None
+    pages.add(4, 0, 10**9)
+    assert not pages.add(4, 1, 10)  # page 0 waits for its run
+    assert pages.next() is None
+    assert [pages.add(page, 0, 10**9) for page in (1, 2, 3)] == [False, False, True]
+    found = [pages.next(), pages.next()]
+    assert [(batch.stream, batch.pages) for batch in found if batch] == [(0, [0, 1, 2, 3])]
+    for page in (5, 6, 7):
+        pages.add(page, 0, 10**9)
+    found = [pages.next(), pages.next()]
+    assert [(batch.stream, batch.pages) for batch in found if batch] == [(0, [4, 5, 6, 7]), (1, [4])]
