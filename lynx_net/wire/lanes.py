@@ -54,6 +54,11 @@ class LaneRecord:
         """The same of several, in order."""
         self._log.extend(frames)
 
+    def not_sent(self, frames: int) -> None:
+        """So many, the last ones, were not handed to the connection after all."""
+        for _ in range(frames):
+            self._log.pop()
+
     def count(self, frames: int, received_bytes: int = 0) -> bool:
         """Frames were received; True if the peer should be told how many by now.
 

@@ -415,10 +415,10 @@ def test_wrong_arguments_of_the_extension(lanes: ModuleType) -> None:
         ]
         for batch, error in batches:
             with pytest.raises(error):
-                lanes.send(fd, batch, 256, BURST_BYTES)
+                lanes.send(fd, batch, 256, BURST_BYTES, 0, lane_io.NEVER)
         for max_burst, burst_bytes in ((0, 1), (1, 0), (1 << 16, 1)):
             with pytest.raises(ValueError, match="burst"):
-                lanes.send(fd, [], max_burst, burst_bytes)
+                lanes.send(fd, [], max_burst, burst_bytes, 0, lane_io.NEVER)
         with pytest.raises(BufferError):
             lanes.receive(fd, [memoryview(good), memoryview(b"read-only")], tail, NO_ROOM, WAIT_S)
         with pytest.raises(BufferError):
