@@ -306,12 +306,14 @@ class LinkCore:
     def batch_bytes(self, most_bytes: int) -> int:
         """How many bytes a lane may take together: `most_bytes`, but no more than its share of what can be sent.
 
-        A segment is never too much.
+        What others are sending counts as theirs. A segment is never too much.
         """
         if most_bytes <= self.segment_bytes:
             return self.segment_bytes
         lanes = len(self._lanes)
-        return max(min(self.scheduler.sendable_bytes(most_bytes * lanes) // lanes, most_bytes), self.segment_bytes)
+        taken_bytes = self.scheduler.running_bytes
+        share_bytes = (self.scheduler.sendable_bytes(most_bytes * lanes) + taken_bytes) // lanes
+        return max(min(share_bytes, most_bytes), self.segment_bytes)
 
     def next_send(self, lane: int, now: float) -> SendBytes | WaitUntil | NothingToSend:
         """What this lane sends now; see the scheduler's rules."""
@@ -367,8 +369,12 @@ class LinkCore:
         record, stats = self._lanes[lane], self.lane_stats[lane]
         stats.received_control_frames += control_frames
         stats.received_segments += count - control_frames
-        if record.count(count, stats.received_bytes):
-            self.scheduler.control(Received(lane, record.received))
+        if not record.count(count, stats.received_bytes, along=self.scheduler.has_control()):
+            return
+        self.scheduler.control(Received(lane, record.received))
+        for other, (record, stats) in enumerate(zip(self._lanes, self.lane_stats, strict=True)):
+            if record.count(0, stats.received_bytes, along=True):
+                self.scheduler.control(Received(other, record.received))
 
     def received_frames(self, lane: int) -> int:
         """The count to state when the lane is re-opened; final once nobody reads its old connection any more."""

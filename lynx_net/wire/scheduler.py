@@ -154,6 +154,7 @@ class _Run(NamedTuple):
     queues: set[SendQueue]
     repeats: bool
     """Somebody has more than one turn in it."""
+    payload_bytes: int
 
     def yields_to(self, key: tuple[int, float], queue: SendQueue) -> bool:
         """Whether a transfer that can send now should not wait for all of it."""
@@ -417,7 +418,7 @@ class Scheduler:
             chosen.append(self._take_turn(now))
             room_bytes -= len(chosen[-1].data)
         if chosen:
-            self._runs[lane] = _Run(key, queues, repeats=len(chosen) > len(queues))
+            self._runs[lane] = _Run(key, queues, len(chosen) > len(queues), sum([len(one.data) for one in chosen]))
             self.stop_byte(lane)[0] = 0
         return chosen
 
@@ -433,6 +434,11 @@ class Scheduler:
             self._pay(-HEADER_BYTES - len(segment.data), now)
             if not was_sendable:
                 self._enter(queue, segment.stream)
+
+    @property
+    def running_bytes(self) -> int:
+        """Payload bytes that lanes are sending in runs."""
+        return sum([run.payload_bytes for run in self._runs.values()])
 
     def stop_byte(self, lane: int) -> bytearray:
         """One byte that is not 0 when the lane should end its run; the same object for ever."""
