@@ -285,8 +285,9 @@ class ThreadPump(Pump):
         """
         owner = self.owner
         batch: list[SendBytes] = []
-        room_bytes = owner.core.batch_bytes(connection.batch_bytes)
         while not connection.stopping and not connection.rest:
+            if not batch:
+                room_bytes = owner.core.batch_bytes(connection.batch_bytes)
             now = owner.clock()
             chosen = owner.core.next_send(connection.index, now)
             if isinstance(chosen, SendBytes):
@@ -321,7 +322,8 @@ class ThreadPump(Pump):
             sent += count
             if count < len(part):
                 return sent
-        if (sent_bytes := sum([len(one.data) for one in batch])) >= _SMALL_BYTES:
+        sent_bytes = sum([len(one.data) for one in batch])
+        if sent_bytes >= min(_SMALL_BYTES, self.owner.core.segment_bytes):
             rate = sent_bytes / max(time.monotonic() - began_s, 1e-9)
             connection.batch_bytes = min(int(rate * _BATCH_S), 2 * sent_bytes, _MOST_BATCH_BYTES)
         return sent
