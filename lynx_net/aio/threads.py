@@ -55,8 +55,8 @@ _MAX_BATCH = 256
 """Frames that are sent together."""
 _BATCH_S = 0.004
 _MOST_BATCH_BYTES = 8 * 1024 * 1024
-"""A lane takes together what it sends in so long, up to this: every visit to the core costs all lanes, and finds nothing
-of what it needs in the caches, through which the payloads go. It stops earlier for what is more urgent."""
+"""A lane takes together what it sends in so long, up to this: every visit to the core costs all lanes, and finds
+nothing of what it needs in the caches, through which the payloads go. It stops earlier for what is more urgent."""
 
 _TOGETHER_BYTES = 4 * 1024 * 1024
 """What a lane receives into lent buffers before it tells of them, at most. After so many copied bytes the interpreter
@@ -67,9 +67,7 @@ soon are used again while they are in the caches."""
 class _Connection:
     """One connection of a lane: its socket, and what its two threads share."""
 
-    def __init__(
-        self, index: int, lane: Lane, sock: socket.socket, lock: threading.RLock, stop: bytearray
-    ) -> None:
+    def __init__(self, index: int, lane: Lane, sock: socket.socket, lock: threading.RLock, stop: bytearray) -> None:
         self.index = index
         self.lane = lane
         self.sock = sock

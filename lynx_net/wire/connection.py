@@ -341,9 +341,9 @@ class LinkCore:
         return chosen
 
     def send_run(self, lane: int, room_bytes: int, most: int, now: float) -> list[SendBytes]:
-        """Segments that `next_send` would answer the next times (`Scheduler.run`), and before which it is asked no more.
+        """Segments that `next_send` would answer the next times (`Scheduler.run`).
 
-        They count when `run_ended` says that they have been sent.
+        Until `run_ended` it is asked nothing more for this lane. They count when that says that they have been sent.
         """
         record = self._lanes[lane]
         if record.resend or not (chosen := self.scheduler.run(lane, room_bytes, most, now)):

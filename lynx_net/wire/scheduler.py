@@ -423,7 +423,7 @@ class Scheduler:
         return chosen
 
     def run_ended(self, lane: int, unsent: Sequence[SendBytes], now: float) -> None:
-        """The run of a lane is over; these, the last of it, were not sent. Those of transfers that are over are dropped."""
+        """The run of a lane is over; these, the last of it, were not sent. Those of ended transfers are dropped."""
         self._runs.pop(lane, None)
         for segment in reversed(unsent):
             queue = None if segment.transfer is None else self._queues.get(segment.transfer)

@@ -261,8 +261,10 @@ class AgainstTheRules(RuleBasedStateMachine):
                 assert queue.queued_bytes[number] == left
                 assert queue.stats.stream_bytes[number] == stream.sent
                 any_sendable |= stream.sendable()
-            unsent = STREAMS * PAGES - sum(model.next_page) + sum(
-                len(stream.pages) + len(stream.given_back) for stream in model.streams
+            unsent = (
+                STREAMS * PAGES
+                - sum(model.next_page)
+                + sum(len(stream.pages) + len(stream.given_back) for stream in model.streams)
             )
             assert queue.unsent == unsent
         assert self.scheduler.has_control() == bool(self.control)
