@@ -50,17 +50,16 @@ def receive(pipe: Connection, windows: int) -> None:
     pipe.send(run(serve()))
 
 
-async def send(url: str, rate: str, lanes: int) -> None:
-    """An endless backlog."""
+async def send(url: str, rate: str, lanes: int, pages: int) -> None:
+    """A backlog that lasts until the receiver has measured; a receiver takes time for every page that is offered."""
     side = endpoint(rate)
     link = await side.connect(url, lanes=lanes)
     source = memoryview(bytes(PAGE_BYTES))
-    transfer = open_bytes(link, 1 << 20, (PAGE_BYTES,))
-    page = 0
-    while True:
+    transfer = open_bytes(link, pages, (PAGE_BYTES,))
+    for page in range(pages):
         await transfer.wait_for_room()
         transfer.submit(page, 0, source)
-        page += 1
+    await transfer.delivered
     await side.close()
 
 
@@ -70,21 +69,24 @@ def measure(rate: str, lanes: int, windows: int) -> dict[str, Any]:
     process = multiprocessing.get_context("spawn").Process(target=receive, args=(there, windows), daemon=True)
     process.start()
     url = here.recv()
-    sender = multiprocessing.get_context("spawn").Process(target=run_sender, args=(url, rate, lanes), daemon=True)
+    wanted = parse_rate(rate)
+    assert wanted is not None
+    pages = int(wanted / 8 * 2 * WINDOW_S * (windows + 1) / PAGE_BYTES) + 64
+    sender = multiprocessing.get_context("spawn").Process(
+        target=run_sender, args=(url, rate, lanes, pages), daemon=True
+    )
     sender.start()
     measured = here.recv()
     process.join(5)
     sender.join(5)
-    wanted = parse_rate(rate)
-    assert wanted is not None
     worst = max(measured, key=lambda bps: abs(bps - wanted))
     return {"rate_bps": wanted, "measured_bps": worst, "error": worst / wanted - 1, "windows_bps": measured}
 
 
-def run_sender(url: str, rate: str, lanes: int) -> None:
+def run_sender(url: str, rate: str, lanes: int, pages: int) -> None:
     """The sending process; the receiver ends the transfer when it has measured."""
     with contextlib.suppress(lynx_net.LynxError):
-        run(send(url, rate, lanes))
+        run(send(url, rate, lanes, pages))
 
 
 def main() -> None:

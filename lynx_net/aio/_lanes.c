@@ -180,9 +180,11 @@ static int send_all(int fd, struct iovec *iov, size_t count, PyThreadState **sta
     return 0;
 }
 
-/* Hash, pack and send burst by burst: a payload is sent while it is in the cache. Called without the lock. */
-static int send_items(int fd, const Item *items, Py_ssize_t count, Py_ssize_t max_burst, Py_ssize_t burst_bytes,
-                      unsigned char *headers, struct iovec *iov, PyThreadState **state)
+/* Hash, pack and send burst by burst: a payload is sent while it is in the cache. Called without the lock. Returns how
+ * many items were sent: fewer than all, but `must` at least, if `stop` was set between two of them; -1 as send_all. */
+static Py_ssize_t send_items(int fd, const Item *items, Py_ssize_t count, Py_ssize_t max_burst, Py_ssize_t burst_bytes,
+                             Py_ssize_t must, const unsigned char *stop, unsigned char *headers, struct iovec *iov,
+                             PyThreadState **state)
 {
     size_t filled = 0;
     Py_ssize_t waiting_bytes = 0;
@@ -206,34 +208,45 @@ static int send_items(int fd, const Item *items, Py_ssize_t count, Py_ssize_t ma
                 return -1;
             filled = 0;
             waiting_bytes = 0;
+            if (at >= must && __atomic_load_n(stop, __ATOMIC_RELAXED))
+                return at;
         }
     }
-    return 0;
+    return count;
 }
 
-PyDoc_STRVAR(send_doc, "send(fd, batch, max_burst, burst_bytes)\n--\n\n"
-                       "Put a list of SendBytes on a blocking socket, as the buffers of seal().");
+PyDoc_STRVAR(send_doc, "send(fd, batch, max_burst, burst_bytes, must, stop)\n--\n\n"
+                       "Put a list of SendBytes on a blocking socket, as the buffers of seal(); returns how many.\n\n"
+                       "They are not all, but the first `must` at least, if the byte `stop` is not 0 meanwhile.");
 
 static PyObject *lanes_send(PyObject *module, PyObject *args)
 {
     int fd;
     PyObject *batch;
-    Py_ssize_t max_burst, burst_bytes, taken = 0;
-    if (!PyArg_ParseTuple(args, "iOnn:send", &fd, &batch, &max_burst, &burst_bytes))
+    Py_ssize_t max_burst, burst_bytes, must, taken = 0;
+    Py_buffer stop;
+    if (!PyArg_ParseTuple(args, "iOnnny*:send", &fd, &batch, &max_burst, &burst_bytes, &must, &stop))
         return NULL;
+    PyObject *result = NULL;
+    Item *items = NULL;
+    struct iovec *iov = NULL;
+    unsigned char *headers = NULL;
     if (!PyList_Check(batch)) {
         PyErr_SetString(PyExc_TypeError, "a batch is a list of SendBytes");
-        return NULL;
+        goto done;
     }
     if (max_burst < 1 || max_burst > UINT16_MAX || burst_bytes < 1) {
         PyErr_SetString(PyExc_ValueError, "a burst has 1 to 65535 segments and at least a byte");
-        return NULL;
+        goto done;
+    }
+    if (stop.len != 1) {
+        PyErr_SetString(PyExc_ValueError, "stop is one byte");
+        goto done;
     }
     Py_ssize_t count = PyList_Size(batch);
-    Item *items = PyMem_Calloc((size_t)count + 1, sizeof *items);
-    struct iovec *iov = PyMem_Calloc((size_t)count + 1, 2 * sizeof *iov);
-    unsigned char *headers = PyMem_Calloc((size_t)count + 1, HEADER_BYTES);
-    PyObject *result = NULL;
+    items = PyMem_Calloc((size_t)count + 1, sizeof *items);
+    iov = PyMem_Calloc((size_t)count + 1, 2 * sizeof *iov);
+    headers = PyMem_Calloc((size_t)count + 1, HEADER_BYTES);
     if (items == NULL || iov == NULL || headers == NULL) {
         PyErr_NoMemory();
         goto done;
@@ -242,11 +255,11 @@ static PyObject *lanes_send(PyObject *module, PyObject *args)
         if (read_item(PyList_GetItem(batch, taken), &items[taken]) < 0)
             goto done;
     PyThreadState *state = PyEval_SaveThread();
-    int failed = send_items(fd, items, count, max_burst, burst_bytes, headers, iov, &state);
+    Py_ssize_t sent = send_items(fd, items, count, max_burst, burst_bytes, must, stop.buf, headers, iov, &state);
     int error = errno;
     PyEval_RestoreThread(state);
-    if (!failed) {
-        result = Py_NewRef(Py_None);
+    if (sent >= 0) {
+        result = PyLong_FromSsize_t(sent);
     } else if (!PyErr_Occurred()) {
         errno = error;
         PyErr_SetFromErrno(PyExc_OSError);
@@ -257,6 +270,7 @@ done:
     PyMem_Free(items);
     PyMem_Free(iov);
     PyMem_Free(headers);
+    PyBuffer_Release(&stop);
     return result;
 }
 

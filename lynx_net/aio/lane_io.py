@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from lynx_net.wire.frames import HEADER_BYTES, MAX_BURST, checksum, headers_following
-from lynx_net.wire.scheduler import BURST_BYTES, seal
+from lynx_net.wire.scheduler import BURST_BYTES, seal_bursts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from lynx_net.wire.scheduler import SendBytes
 
 __all__ = ["IN_USE", "PYTHON", "LaneIo", "describe", "native", "send_all", "send_now"]
+
+NEVER = bytearray(1)
+"""The stop byte of what is sent whole."""
 
 _MAX_BUFFERS = 512
 """Of one system call."""
@@ -33,9 +36,20 @@ _WAIT_ALL_MOST_BYTES = 1024 * 1024
 """Payloads received at once: what came before can be checked while the next ones arrive."""
 
 
-def python_send(sock: socket.socket, batch: list[SendBytes]) -> None:
+def python_send(sock: socket.socket, batch: list[SendBytes], must: int = 0, stop: bytearray = NEVER) -> int:
     """`send_batch` without the extension."""
-    send_all(sock, [memoryview(buffer) for buffer in seal(batch)])
+    sent = done = waiting_bytes = 0
+    waiting: list[memoryview] = []
+    for count, buffers in seal_bursts(batch):
+        done += count
+        waiting += map(memoryview, buffers)
+        waiting_bytes += sum([len(one.data) for one in batch[done - count : done]])
+        if waiting_bytes >= BURST_BYTES or done == len(batch):
+            send_all(sock, waiting)
+            sent, waiting_bytes = done, 0
+            if sent >= must and stop[0]:
+                break
+    return sent
 
 
 def send_all(sock: socket.socket, views: list[memoryview]) -> None:
@@ -100,14 +114,23 @@ def _some(views: list[memoryview], most_bytes: int) -> list[memoryview]:
     return views[:count] if total > _WAIT_ALL_BYTES else []
 
 
+class SendBatch(Protocol):
+    """`LaneIo.send_batch`."""
+
+    def __call__(
+        self, sock: socket.socket, batch: list[SendBytes], must: int = ..., stop: bytearray = ..., /
+    ) -> int: ...
+
+
 class LaneIo(NamedTuple):
     """One implementation of what the threads of a lane do with their blocking socket."""
 
     name: str
     """What the log and a report call it."""
 
-    send_batch: Callable[[socket.socket, list[SendBytes]], None]
-    """Put these on the socket, sealed; returns when the kernel has all of it. Raises OSError."""
+    send_batch: SendBatch
+    """Put these on the socket, sealed; returns when the kernel has all of it, and how many these are: all, but where
+    the stop byte is set, which is looked at once in `BURST_BYTES`, and the first `must` are sent. Raises OSError."""
 
     receive_payloads: Callable[[socket.socket, list[memoryview], memoryview, memoryview, float], tuple[int, list[int]]]
     """Fill `payloads` in order, waiting for them, then what is there of `tail`; without payloads wait for that.
@@ -129,8 +152,9 @@ PYTHON = LaneIo("Python", python_send, python_receive)
 def native(lanes: ModuleType) -> LaneIo:
     """The implementation of the built extension `lynx_net.aio._lanes`."""
 
-    def send_batch(sock: socket.socket, batch: list[SendBytes]) -> None:
-        lanes.send(sock.fileno(), batch, MAX_BURST, BURST_BYTES)
+    def send_batch(sock: socket.socket, batch: list[SendBytes], must: int = 0, stop: bytearray = NEVER) -> int:
+        sent: int = lanes.send(sock.fileno(), batch, MAX_BURST, BURST_BYTES, must, stop)
+        return sent
 
     def receive_payloads(
         sock: socket.socket, payloads: list[memoryview], tail: memoryview, more: memoryview, wait_s: float

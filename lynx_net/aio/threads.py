@@ -53,10 +53,10 @@ _SMALL_BYTES = 128 * 1024
 """What is sent by the thread that made it, if nothing is being sent."""
 _MAX_BATCH = 256
 """Frames that are sent together."""
-_BATCH_S, _URGENT_BATCH_S = 0.002, 0.0005
+_BATCH_S = 0.004
 _MOST_BATCH_BYTES = 8 * 1024 * 1024
-"""A lane takes together what it sends in so long, lane 0 in the second time, up to this: every visit to the core costs
-all lanes."""
+"""A lane takes together what it sends in so long, up to this: every visit to the core costs all lanes, and finds
+nothing of what it needs in the caches, through which the payloads go. It stops earlier for what is more urgent."""
 
 _TOGETHER_BYTES = 4 * 1024 * 1024
 """What a lane receives into lent buffers before it tells of them, at most. After so many copied bytes the interpreter
@@ -67,7 +67,7 @@ soon are used again while they are in the caches."""
 class _Connection:
     """One connection of a lane: its socket, and what its two threads share."""
 
-    def __init__(self, index: int, lane: Lane, sock: socket.socket, lock: threading.RLock) -> None:
+    def __init__(self, index: int, lane: Lane, sock: socket.socket, lock: threading.RLock, stop: bytearray) -> None:
         self.index = index
         self.lane = lane
         self.sock = sock
@@ -81,6 +81,10 @@ class _Connection:
         """What another thread began to send and the kernel did not take at once."""
         self.sleeping = False
         self.stopping = False
+        self.stop = stop
+        """The core's byte: not 0 when the rest of what is being sent should be asked for again."""
+        self.run: list[SendBytes] = []
+        """The end of what is being sent, which may be stopped."""
         self.error: LynxError | None = None
         self.running = 0
         self.threads: list[threading.Thread] = []
@@ -108,13 +112,13 @@ class ThreadPump(Pump):
             owner.core.lender = Lender(self._stock, len(owner.core.lane_stats))
 
     def attach(self, index: int, lane: Lane) -> None:
-        sock = lane.plain_socket
+        owner, sock = self.owner, lane.plain_socket
         assert sock is not None
         sock.setblocking(True)
         timeout = struct.pack("@ll", int(self._wait_s), int(self._wait_s % 1 * 1e6))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
         logger.debug("lane %d to %s: %s", index, lane.peer, lane_io.describe())
-        connection = _Connection(index, lane, sock, self.owner.lock)
+        connection = _Connection(index, lane, sock, owner.lock, owner.core.scheduler.stop_byte(index))
         connection.bulk = self._stock.reader(_TOGETHER_BYTES) if self._stock is not None else None
         for work, name in ((self._send_loop, "send"), (self._receive_loop, "receive")):
             thread = threading.Thread(
@@ -241,37 +245,57 @@ class ThreadPump(Pump):
     def _send_loop(self, connection: _Connection) -> None:
         owner = self.owner
         batch: list[SendBytes] = []
-        while not connection.stopping:
+        sent = 0
+        try:
+            while not connection.stopping:
+                with owner.lock:
+                    self._account(connection, batch, sent)
+                    batch = self._choose(connection)
+                    rest, connection.rest = connection.rest, []
+                sent = len(batch)
+                if rest:
+                    lane_io.send_all(connection.sock, rest)
+                elif batch:
+                    sent = self._send(connection, batch)
+        finally:  # what failed counts as sent: it is sent again, as far as the peer has not got it
             with owner.lock:
-                owner.sent(batch)
-                batch.clear()  # a lane that has nothing to do holds no buffers
-                batch = self._choose(connection)
-                rest, connection.rest = connection.rest, []
-            if rest:
-                lane_io.send_all(connection.sock, rest)
-            elif batch:
-                self._send(connection, batch)
+                self._account(connection, batch, sent)
+
+    def _account(self, connection: _Connection, batch: list[SendBytes], sent: int) -> None:
+        """The first `sent` of these left, the others go back. With the lock; empties the list.
+
+        So a lane that has nothing to do holds no buffers.
+        """
+        run, owner = connection.run, self.owner
+        if run:
+            owner.core.run_ended(connection.index, run, len(run) - len(batch) + sent, owner.clock())
+            connection.run = []
+        if sent < len(batch):
+            del batch[sent:]
+            self.wake()  # another lane may have nothing to do
+        owner.sent(batch)
+        batch.clear()
 
     def _choose(self, connection: _Connection) -> list[SendBytes]:
-        """Wait, with the lock, for what to send: a segment, or small ones up to its size, or more on a fast lane.
+        """Wait, with the lock, for what to send: control frames and small segments together, or a run of large ones.
 
         Nothing when the connection ends or has a rest to send.
         """
         owner = self.owner
         batch: list[SendBytes] = []
-        room_bytes = owner.core.batch_bytes(connection.index, connection.batch_bytes)
         while not connection.stopping and not connection.rest:
+            if not batch:
+                room_bytes = owner.core.batch_bytes(connection.batch_bytes)
             now = owner.clock()
             chosen = owner.core.next_send(connection.index, now)
             if isinstance(chosen, SendBytes):
                 batch.append(chosen)
                 room_bytes -= len(chosen.data)
                 if room_bytes > 0 and len(batch) < _MAX_BATCH:
-                    more = owner.core.send_more(connection.index, room_bytes, _MAX_BATCH - len(batch), now)
-                    batch += more
-                    room_bytes -= sum([len(one.data) for one in more])
-                if room_bytes > 0 and len(batch) < _MAX_BATCH:
-                    continue
+                    connection.run = owner.core.send_run(connection.index, room_bytes, _MAX_BATCH - len(batch), now)
+                    if not connection.run:
+                        continue
+                return batch + connection.run
             if batch:
                 return batch
             timeout = chosen.at_s - now if isinstance(chosen, WaitUntil) else None
@@ -283,17 +307,24 @@ class ThreadPump(Pump):
             with owner.core.lane_stats[connection.index].waiting(why, owner.clock):
                 connection.may_send.wait(timeout)
             connection.sleeping = False
-        return []
+        return batch
 
-    def _send(self, connection: _Connection, batch: list[SendBytes]) -> None:
+    def _send(self, connection: _Connection, batch: list[SendBytes]) -> int:
+        """Returns how many of them were sent; all but where the run at their end was stopped."""
         began_s = time.monotonic()
+        must = len(batch) - len(connection.run)
+        sent = 0
         for part in _parts(connection.lane, batch):
             connection.lane.mark(class_of(part[0]))
-            lane_io.IN_USE.send_batch(connection.sock, part)
-        if (sent_bytes := sum(len(one.data) for one in batch)) >= _SMALL_BYTES:
+            count = lane_io.IN_USE.send_batch(connection.sock, part, max(must - sent, 0), connection.stop)
+            sent += count
+            if count < len(part):
+                return sent
+        sent_bytes = sum([len(one.data) for one in batch])
+        if sent_bytes >= min(_SMALL_BYTES, self.owner.core.segment_bytes):
             rate = sent_bytes / max(time.monotonic() - began_s, 1e-9)
-            batch_s = _BATCH_S if connection.index else _URGENT_BATCH_S
-            connection.batch_bytes = min(int(rate * batch_s), 2 * sent_bytes, _MOST_BATCH_BYTES)
+            connection.batch_bytes = min(int(rate * _BATCH_S), 2 * sent_bytes, _MOST_BATCH_BYTES)
+        return sent
 
     def _receive_loop(self, connection: _Connection) -> None:
         try:

@@ -297,20 +297,23 @@ class LinkCore:
             self.scheduler.pacer = TokenBucket(rate_bps, now)
         else:
             pacer.set_rate(rate_bps, now)
+        self.scheduler.stop_runs()
 
     def next_is_small(self, most_bytes: int) -> bool:
         """Whether lane 0 would send little next, see `Scheduler.next_is_small`; False while it sends frames again."""
         return not self._lanes[0].resend and self.scheduler.next_is_small(most_bytes)
 
-    def batch_bytes(self, lane: int, most_bytes: int) -> int:
-        """How many bytes a lane may take together: a segment's, or up to `most_bytes` where that delays nothing urgent.
+    def batch_bytes(self, most_bytes: int) -> int:
+        """How many bytes a lane may take together: `most_bytes`, but no more than its share of what can be sent.
 
-        It would on lane 0 of several and on a paced link. It is never more than the lane's share of what can be sent.
+        What others are sending counts as theirs. A segment is never too much.
         """
-        if (not lane and len(self._lanes) > 1) or most_bytes <= self.segment_bytes or self.scheduler.pacer is not None:
+        if most_bytes <= self.segment_bytes:
             return self.segment_bytes
         lanes = len(self._lanes)
-        return max(min(self.scheduler.sendable_bytes(most_bytes * lanes) // lanes, most_bytes), self.segment_bytes)
+        taken_bytes = self.scheduler.running_bytes
+        share_bytes = (self.scheduler.sendable_bytes(most_bytes * lanes) + taken_bytes) // lanes
+        return max(min(share_bytes, most_bytes), self.segment_bytes)
 
     def next_send(self, lane: int, now: float) -> SendBytes | WaitUntil | NothingToSend:
         """What this lane sends now; see the scheduler's rules."""
@@ -337,15 +340,27 @@ class LinkCore:
                 self._send_progress_s[chosen.transfer] = now
         return chosen
 
-    def send_more(self, lane: int, room_bytes: int, most: int, now: float) -> list[SendBytes]:
-        """What `next_send` would answer the next times, as far as that is plain (`Scheduler.more`)."""
-        record, stats = self._lanes[lane], self.lane_stats[lane]
-        if record.resend or not (chosen := self.scheduler.more(lane, room_bytes, most, now)):
+    def send_run(self, lane: int, room_bytes: int, most: int, now: float) -> list[SendBytes]:
+        """Segments that `next_send` would answer the next times (`Scheduler.run`).
+
+        Until `run_ended` it is asked nothing more for this lane. They count when that says that they have been sent.
+        """
+        record = self._lanes[lane]
+        if record.resend or not (chosen := self.scheduler.run(lane, room_bytes, most, now)):
             return []
         record.sent_more(chosen)
-        stats.sent_payload_bytes += sum([len(one.data) for one in chosen])
-        stats.sent_segments += len(chosen)
+        for transfer in {one.transfer for one in chosen}:
+            assert transfer is not None
+            self._send_progress_s[transfer] = now
         return chosen
+
+    def run_ended(self, lane: int, run: Sequence[SendBytes], sent: int, now: float) -> None:
+        """Of the run of a lane the first `sent` segments were sent; the others are to be chosen again."""
+        stats = self.lane_stats[lane]
+        stats.sent_payload_bytes += sum([len(one.data) for one in run[:sent]])
+        stats.sent_segments += sent
+        self._lanes[lane].not_sent(len(run) - sent)
+        self.scheduler.run_ended(lane, run[sent:], now)
 
     # ---- lanes
 
@@ -354,8 +369,12 @@ class LinkCore:
         record, stats = self._lanes[lane], self.lane_stats[lane]
         stats.received_control_frames += control_frames
         stats.received_segments += count - control_frames
-        if record.count(count, stats.received_bytes):
-            self.scheduler.control(Received(lane, record.received))
+        if not record.count(count, stats.received_bytes, along=self.scheduler.has_control()):
+            return
+        self.scheduler.control(Received(lane, record.received))
+        for other, (record, stats) in enumerate(zip(self._lanes, self.lane_stats, strict=True)):
+            if record.count(0, stats.received_bytes, along=True):
+                self.scheduler.control(Received(other, record.received))
 
     def received_frames(self, lane: int) -> int:
         """The count to state when the lane is re-opened; final once nobody reads its old connection any more."""

@@ -36,6 +36,10 @@ class SendWindow:
             raise LocalProtocolError(f"{count} bytes to send with a credit of {self.available}")
         self.sent += count
 
+    def unuse(self, count: int) -> None:
+        """Bytes that were not handed to a lane after all."""
+        self.sent -= count
+
 
 class ReceiveWindow:
     """What we granted the peer. Three integers: `limit` granted, `received`, and `held`, arrived but not consumed.

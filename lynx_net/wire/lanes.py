@@ -27,8 +27,9 @@ __all__ = ["CONFIRM_EVERY_BYTES", "CONFIRM_EVERY_FRAMES", "LaneRecord"]
 CONFIRM_EVERY_FRAMES = 64
 """A sender remembers about as many frames; fewer would cost more control frames."""
 
-CONFIRM_EVERY_BYTES = 8 << 20
-"""It keeps their bytes, perhaps in memory of which there is little: few large frames are confirmed early, too."""
+CONFIRM_EVERY_BYTES = 16 << 20
+"""It keeps their bytes, perhaps in memory of which there is little: few large frames are confirmed early, too. After
+half of that they are where a message is sent anyway, since each that comes alone wakes its receiver."""
 
 _INSTEAD = SendBytes(pack_control(encode_message(Ping())))
 
@@ -54,14 +55,20 @@ class LaneRecord:
         """The same of several, in order."""
         self._log.extend(frames)
 
-    def count(self, frames: int, received_bytes: int = 0) -> bool:
+    def not_sent(self, frames: int) -> None:
+        """So many, the last ones, were not handed to the connection after all."""
+        for _ in range(frames):
+            self._log.pop()
+
+    def count(self, frames: int, received_bytes: int = 0, *, along: bool = False) -> bool:
         """Frames were received; True if the peer should be told how many by now.
 
-        `received_bytes` have come on the lane since the link began.
+        `received_bytes` have come on the lane since the link began; `along` says that a message waits to be sent.
         """
         self.received += frames
-        few = self.received - self._told < CONFIRM_EVERY_FRAMES
-        if not frames or (few and received_bytes - self._told_bytes < CONFIRM_EVERY_BYTES):
+        new = self.received - self._told
+        enough_bytes = CONFIRM_EVERY_BYTES // 2 if along else CONFIRM_EVERY_BYTES
+        if not new or (new < CONFIRM_EVERY_FRAMES and received_bytes - self._told_bytes < enough_bytes):
             return False
         self._told, self._told_bytes = self.received, received_bytes
         return True

@@ -13,6 +13,9 @@ Rules:
 6. Pacing delays segments as a whole; it never changes their order.
 7. Where lane 0 is kept for what is urgent it takes no segment of a stream above 0: what lies in the buffers of a lane
    cannot be overtaken there.
+8. A lane may be given a run of segments at once, the same that it would be given one by one. As soon as something has
+   come that would go before the rest of them its stop byte is set: the lane looks at it between segments, and gives
+   back those that it has not begun. These go first in their streams then, cut as they were.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ from lynx_net.wire.messages import Message, encode_message
 from lynx_net.wire.stats import TransferStats
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from lynx_net.wire.pacing import TokenBucket
 
@@ -52,6 +55,7 @@ __all__ = [
     "WaitUntil",
     "class_of",
     "seal",
+    "seal_bursts",
 ]
 
 
@@ -91,11 +95,15 @@ def seal(batch: Sequence[SendBytes]) -> list[bytes | memoryview]:
 
     Computes checksums, so call it once and outside of any lock.
     """
-    buffers: list[bytes | memoryview] = []
+    return [buffer for _, buffers in seal_bursts(batch) for buffer in buffers]
+
+
+def seal_bursts(batch: Sequence[SendBytes]) -> Iterator[tuple[int, list[bytes | memoryview]]]:
+    """The same burst by burst, each when it is asked for, with the number of frames in it. A control frame is alone."""
     at = 0
     while at < len(batch):
         if batch[at].transfer is None:
-            buffers.append(batch[at].data)
+            yield 1, [batch[at].data]
             at += 1
             continue
         burst: list[SendBytes] = []
@@ -115,9 +123,7 @@ def seal(batch: Sequence[SendBytes]) -> list[bytes | memoryview]:
             )
             if transfer is not None
         ]
-        buffers.append(headers[0] if len(headers) == 1 else b"".join(headers))
-        buffers += [one.data for one in burst if len(one.data)]
-    return buffers
+        yield len(burst), [b"".join(headers), *(one.data for one in burst if len(one.data))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +144,21 @@ class _PageStream:
     data: memoryview
     rank: tuple[int, ...]
     offset: int = 0
+
+
+class _Run(NamedTuple):
+    """Segments that a lane is sending (rule 8)."""
+
+    key: tuple[int, float]
+    """Of the last of them."""
+    queues: set[SendQueue]
+    repeats: bool
+    """Somebody has more than one turn in it."""
+    payload_bytes: int
+
+    def yields_to(self, key: tuple[int, float], queue: SendQueue) -> bool:
+        """Whether a transfer that can send now should not wait for all of it."""
+        return key < self.key or (key == self.key and self.repeats and queue not in self.queues)
 
 
 class SendQueue:
@@ -165,7 +186,9 @@ class SendQueue:
         self.queued_bytes = [0] * streams
         self.stats = TransferStats.of(streams)
         self.unsent = streams * page_count
-        """Page streams whose last segment has not been chosen yet, those not submitted yet included."""
+        """Page streams whose last segment has not been chosen yet, those not submitted yet included; and all segments
+        that were given back."""
+        self._given_back: list[deque[SendBytes]] = [deque() for _ in range(streams)]
         self._submitted = [bytearray(page_count) for _ in range(streams)]
 
     def stream_in(self, class_: int) -> int:
@@ -197,24 +220,64 @@ class SendQueue:
         """True if nothing can be sent before the receiver says something: it grants no credit, or it has everything."""
         queued = False
         for stream, pages in enumerate(self.pages):
-            if pages:
+            if pages or self._given_back[stream]:
                 if self.sendable(stream):
                     return False
                 queued = True
         return queued or not self.unsent
 
     def next_length(self, stream: int) -> int:
-        """Payload bytes of the next segment of a stream that has bytes queued (rule 5)."""
+        """Payload bytes of the next segment of a stream that has any queued (rules 5 and 8)."""
+        if self._given_back[stream]:
+            return len(self._given_back[stream][0].data)
         first = self.pages[stream][0]
         return min(self.segment_bytes, first.data.nbytes - first.offset)
 
     def sendable(self, stream: int) -> bool:
         """Rule 4."""
+        window = self.windows[stream]
+        room_bytes = window.limit - window.sent
+        if self._given_back[stream]:
+            return room_bytes >= len(self._given_back[stream][0].data)
         if not self.pages[stream]:
             return False
-        first, window = self.pages[stream][0], self.windows[stream]
-        room_bytes = window.limit - window.sent
+        first = self.pages[stream][0]
         return room_bytes >= self.segment_bytes or room_bytes >= first.data.nbytes - first.offset
+
+    def cut(self, stream: int) -> SendBytes:
+        """The next segment of a stream that is sendable; it counts as sent."""
+        given_back, pages = self._given_back[stream], self.pages[stream]
+        if given_back:
+            chosen = given_back.popleft()
+            self.unsent -= 1
+        else:
+            first = pages[0]
+            data, offset = first.data, first.offset
+            total = data.nbytes
+            end = min(offset + self.segment_bytes, total)
+            payload = data[offset:end] if offset or end < total else data
+            chosen = SendBytes(payload, self.transfer, first.page, stream, offset, total)
+            first.offset = end
+            if end == total:
+                pages.popleft()
+                self.unsent -= 1
+        self.windows[stream].use(len(chosen.data))
+        self._count(chosen, 1)
+        return chosen
+
+    def give_back(self, chosen: SendBytes) -> None:
+        """A segment that `cut` gave has not been sent; of several the last one first."""
+        self._given_back[chosen.stream].appendleft(chosen)
+        self.unsent += 1
+        self.stats.last_segment_s = None
+        self.windows[chosen.stream].unuse(len(chosen.data))
+        self._count(chosen, -1)
+
+    def _count(self, chosen: SendBytes, sign: int) -> None:
+        stream, length = chosen.stream, sign * len(chosen.data)
+        self.queued_bytes[stream] -= length
+        self.stats.stream_bytes[stream] += length
+        self.stats.stream_segments[stream] += sign
 
 
 class Scheduler:
@@ -231,19 +294,23 @@ class Scheduler:
         self._turns: dict[tuple[int, float], deque[SendQueue]] = {}
         # the keys of _turns, in order
         self._order: list[tuple[int, float]] = []
+        self._runs: dict[int, _Run] = {}
+        self._stops: dict[int, bytearray] = {}
 
     def control(self, message: Message) -> None:
         """Queue a control message."""
         frame = pack_control(encode_message(message))
         self._control.append(frame)
         self.control_bytes += len(frame)
+        if 0 in self._runs:
+            self._stops[0][0] = 1
 
     def open(self, queue: SendQueue) -> None:
         """Take up a transfer."""
         self._queues[queue.transfer] = queue
 
     def close(self, transfer: int) -> None:
-        """Drop a transfer and whatever it still had queued. A segment already chosen is not recalled."""
+        """Drop a transfer and whatever it still had queued. A segment whose sending has begun is not recalled."""
         queue = self._queues.pop(transfer, None)
         if queue is None:
             return
@@ -252,6 +319,9 @@ class Scheduler:
                 key = (queue.classes[stream], queue.deadline_s)
                 self._turns[key].remove(queue)
                 self._forget_empty(key)
+        for lane, run in self._runs.items():
+            if queue in run.queues:
+                self._stops[lane][0] = 1
 
     def submit(self, transfer: int, page: int, stream: int, data: memoryview, rank: tuple[int, ...] = ()) -> None:
         """Queue one stream of one page. `data` must not change until it has been sent; the lowest `rank` goes first.
@@ -265,7 +335,7 @@ class Scheduler:
             raise LocalProtocolError(f"transfer {transfer} is not open for sending")
         pages = queue.pages[stream] if 0 <= stream < len(queue.pages) else ()
         first = pages[0] if pages else None
-        was_sendable = first is not None and queue.sendable(stream)
+        was_sendable = 0 <= stream < len(queue.pages) and queue.sendable(stream)
         queue.append(page, stream, data, rank)
         if queue.pages[stream][0] is first or queue.sendable(stream) == was_sendable:
             return
@@ -332,11 +402,63 @@ class Scheduler:
             ready_at = self.pacer.ready_at(now)
             if ready_at > now:
                 return WaitUntil(ready_at)
+        return self._take_turn(now)
+
+    def run(self, lane: int, room_bytes: int, most: int, now: float) -> list[SendBytes]:
+        """What `next` would answer then: segments, up to the one that fills the room (rule 8).
+
+        When they have been sent, or not, `run_ended` says so; until then the lane has no other run.
+        """
+        if self._control and lane == 0:
+            return []
+        chosen: list[SendBytes] = []
+        queues: set[SendQueue] = set()
+        while room_bytes > 0 and len(chosen) < most and self.has_segments(lane):
+            if self.pacer is not None and self.pacer.ready_at(now) > now:
+                break
+            key = self._order[0]
+            queues.add(self._turns[key][0])
+            chosen.append(self._take_turn(now))
+            room_bytes -= len(chosen[-1].data)
+        if chosen:
+            self._runs[lane] = _Run(key, queues, len(chosen) > len(queues), sum([len(one.data) for one in chosen]))
+            self.stop_byte(lane)[0] = 0
+        return chosen
+
+    def run_ended(self, lane: int, unsent: Sequence[SendBytes], now: float) -> None:
+        """The run of a lane is over; these, the last of it, were not sent. Those of ended transfers are dropped."""
+        self._runs.pop(lane, None)
+        for segment in reversed(unsent):
+            queue = None if segment.transfer is None else self._queues.get(segment.transfer)
+            if queue is None:
+                continue
+            was_sendable = queue.sendable(segment.stream)
+            queue.give_back(segment)
+            self._pay(-HEADER_BYTES - len(segment.data), now)
+            if not was_sendable:
+                self._enter(queue, segment.stream)
+
+    @property
+    def running_bytes(self) -> int:
+        """Payload bytes that lanes are sending in runs."""
+        return sum([run.payload_bytes for run in self._runs.values()])
+
+    def stop_byte(self, lane: int) -> bytearray:
+        """One byte that is not 0 when the lane should end its run; the same object for ever."""
+        return self._stops.setdefault(lane, bytearray(1))
+
+    def stop_runs(self) -> None:
+        """What was decided may not hold any more: have all lanes ask again."""
+        for lane in self._runs:
+            self._stops[lane][0] = 1
+
+    def _take_turn(self, now: float) -> SendBytes:
+        """The next segment of who has the turn, which then goes to the end."""
         key = self._order[0]
         turns = self._turns[key]
         queue = turns.popleft()
         stream = queue.stream_in(key[0])
-        chosen = self._cut(queue, stream)
+        chosen = queue.cut(stream)
         if queue.stats.first_segment_s is None:
             queue.stats.first_segment_s = now
         if queue.sendable(stream):
@@ -346,32 +468,6 @@ class Scheduler:
             if not queue.unsent:
                 queue.stats.last_segment_s = now
         self._pay(HEADER_BYTES + len(chosen.data), now)
-        return chosen
-
-    def more(self, lane: int, room_bytes: int, most: int, now: float) -> list[SendBytes]:
-        """What `next` would answer then, up to the segment that fills the room, as long as there is nothing to decide.
-
-        That is where one transfer has the turn alone and nothing is paced.
-        """
-        if self.pacer is not None or (self._control and lane == 0) or not self.has_segments(lane):
-            return []
-        key = self._order[0]
-        turns = self._turns[key]
-        if len(turns) > 1:
-            return []
-        queue = turns[0]
-        stream = queue.stream_in(key[0])
-        chosen: list[SendBytes] = []
-        sendable = True
-        while sendable and room_bytes > 0 and len(chosen) < most:
-            chosen.append(self._cut(queue, stream))
-            room_bytes -= len(chosen[-1].data)
-            sendable = queue.sendable(stream)
-        if not sendable:
-            turns.popleft()
-            self._forget_empty(key)
-            if not queue.unsent:
-                queue.stats.last_segment_s = now
         return chosen
 
     def again(self, frame: SendBytes, now: float) -> SendBytes | WaitUntil:
@@ -390,6 +486,9 @@ class Scheduler:
             self._turns[key] = deque()
             bisect.insort(self._order, key)
         self._turns[key].append(queue)
+        for lane, run in self._runs.items():
+            if run.yields_to(key, queue):
+                self._stops[lane][0] = 1
 
     def _forget_empty(self, key: tuple[int, float]) -> None:
         if not self._turns[key]:
@@ -399,23 +498,6 @@ class Scheduler:
     def _pay(self, count: int, now: float) -> None:
         if self.pacer is not None:
             self.pacer.spend(count, now)
-
-    def _cut(self, queue: SendQueue, stream: int) -> SendBytes:
-        page_stream = queue.pages[stream][0]
-        total = page_stream.data.nbytes
-        length = queue.next_length(stream)
-        queue.windows[stream].use(length)
-        whole = length == total
-        payload = page_stream.data if whole else page_stream.data[page_stream.offset : page_stream.offset + length]
-        queue.queued_bytes[stream] -= length
-        queue.stats.stream_bytes[stream] += length
-        queue.stats.stream_segments[stream] += 1
-        chosen = SendBytes(payload, queue.transfer, page_stream.page, stream, page_stream.offset, total)
-        page_stream.offset += length
-        if page_stream.offset == total:
-            queue.pages[stream].popleft()
-            queue.unsent -= 1
-        return chosen
 
 
 NO_DEADLINE = math.inf

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib.util
 import os
@@ -96,10 +97,12 @@ def views(*sizes: int) -> list[memoryview]:
     return [memoryview(bytearray(size)) for size in sizes]
 
 
-def receive_exactly(sock: socket.socket, count: int) -> bytes:
+def receive_exactly(sock: socket.socket, count: int, *, or_end: bool = False) -> bytes:
     data = bytearray()
     while len(data) < count:
         part = sock.recv(min(count - len(data), 1 << 20))
+        if or_end and not part:
+            break
         assert part
         data += part
     return bytes(data)
@@ -165,6 +168,48 @@ def test_a_batch_leaves_as_it_is_sealed(lanes: ModuleType, kind: str, batch: lis
             sender = in_thread(lambda io=io, one=one: io.send_batch(one, batch))
             assert receive_exactly(other, len(expected)) == expected
             sender.join()
+
+
+@settings(max_examples=25, deadline=None)
+@given(batch=BATCHES, must=st.integers(0, 12))
+def test_a_batch_that_is_stopped_is_sent_up_to_the_same_frame(
+    lanes: ModuleType, batch: list[SendBytes], must: int
+) -> None:
+    """What is left of it and sent later makes the bytes whole; a frame is never cut."""
+    stopped = []
+    for io in (lane_io.PYTHON, lane_io.native(lanes)):
+        one, other = make_pair("unix")
+        with closing(one), closing(other):
+            counts: list[int] = []
+            sender = in_thread(
+                lambda io=io, one=one, counts=counts: (
+                    counts.append(io.send_batch(one, batch, must, bytearray(b"\1"))),
+                    one.shutdown(socket.SHUT_WR),
+                )
+            )
+            got = receive_exactly(other, len(b"".join(seal(batch))), or_end=True)
+            sender.join()
+            stopped.append((counts[0], got))
+            assert counts[0] >= min(must, len(batch))
+            assert got == b"".join(seal(batch[: counts[0]]))
+    assert stopped[0] == stopped[1]
+
+
+def test_a_stop_that_comes_while_a_batch_is_sent(io: LaneIo, pair: tuple[socket.socket, socket.socket]) -> None:
+    """It is looked at between segments: the one being sent is finished, and no other begun."""
+    batch = [segment(index, bytes([index]) * BURST_BYTES) for index in range(20)]
+    stop, counts = bytearray(1), list[int]()
+    sender = in_thread(lambda: counts.append(io.send_batch(pair[0], batch, 0, stop)))
+    got = receive_exactly(pair[1], BURST_BYTES * 3 // 2)
+    stop[0] = 1
+    sender.join(0.05)
+    while not counts:  # not all of it fits into the buffers of the sockets
+        with contextlib.suppress(BlockingIOError):
+            got += pair[1].recv(BURST_BYTES // 4)
+    pair[0].shutdown(socket.SHUT_WR)
+    got += receive_exactly(pair[1], 20 << 20, or_end=True)
+    assert 2 <= counts[0] < 20
+    assert got == b"".join(seal(batch[: counts[0]]))
 
 
 @settings(max_examples=25, deadline=None)
@@ -415,10 +460,15 @@ def test_wrong_arguments_of_the_extension(lanes: ModuleType) -> None:
         ]
         for batch, error in batches:
             with pytest.raises(error):
-                lanes.send(fd, batch, 256, BURST_BYTES)
+                lanes.send(fd, batch, 256, BURST_BYTES, 0, lane_io.NEVER)
+        for stop in (b"", bytearray(2)):
+            with pytest.raises(ValueError, match="one byte"):
+                lanes.send(fd, [], 256, BURST_BYTES, 0, stop)
+        with pytest.raises(TypeError):
+            lanes.send(fd, [], 256, BURST_BYTES, 0, None)
         for max_burst, burst_bytes in ((0, 1), (1, 0), (1 << 16, 1)):
             with pytest.raises(ValueError, match="burst"):
-                lanes.send(fd, [], max_burst, burst_bytes)
+                lanes.send(fd, [], max_burst, burst_bytes, 0, lane_io.NEVER)
         with pytest.raises(BufferError):
             lanes.receive(fd, [memoryview(good), memoryview(b"read-only")], tail, NO_ROOM, WAIT_S)
         with pytest.raises(BufferError):

@@ -83,6 +83,8 @@ class Side:
         self.refused: list[str] = []
         self.log: list[Event] = []
         self.unsubmitted: dict[int, list[tuple[int, int]]] = {}
+        self.runs: dict[int, tuple[list[SendBytes], int]] = {}
+        """Of lanes that send some: the run, and how many of it have left."""
 
     def route(self, grant: Grant) -> None:
         assert grant.link == "the link"
@@ -172,14 +174,30 @@ class Side:
 
     # ---- the driver
 
-    def send(self, lane: int) -> bool:
-        """Put the next frame of a lane on its wire; False if there is none."""
-        chosen = self.core.next_send(lane, self.now)
+    def send(self, lane: int, run_bytes: int = 0) -> bool:
+        """Put the next frame of a lane on its wire, perhaps one of a run of so many bytes; False if there is none."""
+        run, sent = self.runs.get(lane, ([], 0))
+        if self.core.scheduler.stop_byte(lane)[0]:
+            self.end_run(lane)
+            run = []
+        chosen = run[sent] if run else self.core.next_send(lane, self.now)
         if not isinstance(chosen, SendBytes):
             return False
         for buffer in seal([chosen]):
             self.out[lane].data += buffer
+        if run:
+            self.runs[lane] = run, sent + 1
+            if sent + 1 == len(run):
+                self.end_run(lane)
+        elif run := self.core.send_run(lane, run_bytes, 100, self.now):
+            self.runs[lane] = run, 0
         return True
+
+    def end_run(self, lane: int, *, lost: bool = False) -> None:
+        """What a stopped lane has not sent goes back; what a lost one had is for it to send again."""
+        if lane in self.runs:
+            run, sent = self.runs.pop(lane)
+            self.core.run_ended(lane, run, len(run) if lost else sent, self.now)
 
     def receive(self, lane: int, count: int) -> bool:
         """Read up to `count` bytes of a lane; False if nothing can be read."""
@@ -255,7 +273,7 @@ class Pair:
         self.random.shuffle(moves)
         for side, lane, act in moves:
             if act == "send":
-                if side.send(lane):
+                if side.send(lane, self.random.choice((0, 0, 10_000, 100_000))):
                     return True
             elif side.receive(lane, self.random.choice((1, 48, 700, 5000, 20_000))):
                 return True
@@ -264,6 +282,7 @@ class Pair:
     def lose(self, lane: int) -> None:
         """The connection of a lane is lost with all that was on its way, and the lane is opened again."""
         for side in self.sides:
+            side.end_run(lane, lost=True)
             wire = side.inbound[lane]
             side.core.lane_lost(wire.reader.unfinished)
             wire.data.clear()
@@ -299,6 +318,7 @@ class Pair:
             assert not side.core.scheduler._queues
             assert not side.core.scheduler.has_work()
             assert not side.core.scheduler._order
+            assert not side.core.scheduler.running_bytes
             for record in side.core._lanes:
                 assert not record.resend
                 assert all(frame.transfer is None for frame in record._log)

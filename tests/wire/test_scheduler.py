@@ -43,14 +43,17 @@ class ModelStream:
     limit: int
     pages: list[tuple[int, bytes]] = field(default_factory=list)
     offset: int = 0
+    given_back: list[SendBytes] = field(default_factory=list)
     sent: int = 0
     waiting_since: int = 0
 
     def next_part(self) -> bytes:
+        if self.given_back:
+            return bytes(self.given_back[0].data)
         return self.pages[0][1][self.offset : self.offset + SEGMENT]
 
     def sendable(self) -> bool:
-        return bool(self.pages) and len(self.next_part()) <= self.limit - self.sent
+        return bool(self.pages or self.given_back) and len(self.next_part()) <= self.limit - self.sent
 
 
 @dataclass
@@ -70,6 +73,8 @@ class AgainstTheRules(RuleBasedStateMachine):
         self.control: list[str] = []
         self.clock = 0
         self.next_id = 1
+        self.runs: dict[int, list[SendBytes]] = {}
+        self.must_stop: set[int] = set()
 
     def tick(self) -> int:
         self.clock += 1
@@ -104,28 +109,34 @@ class AgainstTheRules(RuleBasedStateMachine):
         if page == PAGES:
             return
         model.next_page[stream] += 1
+        before = self.sendable()
         data = bytes((transfer + page + at) % 251 for at in range(size))
         was = model.streams[stream].sendable()
         model.streams[stream].pages.append((page, data))
         if not was:
             model.streams[stream].waiting_since = self.tick()
         self.scheduler.submit(transfer, page, stream, memoryview(data))
+        self.check_stops(before)
 
     @rule(transfer=transfers, stream=st.integers(0, STREAMS), limit=st.integers(0, 2000))
     def grant(self, transfer: int, stream: int, limit: int) -> None:
         self.scheduler.grant(transfer, stream, limit)
         if stream == STREAMS:
             return
-        model = self.model[transfer].streams[stream]
+        model, before = self.model[transfer].streams[stream], self.sendable()
         was = model.sendable()
         model.limit = max(model.limit, limit)
         if not was:
             model.waiting_since = self.tick()
+        self.check_stops(before)
 
     @rule(transfer=consumes(transfers))
     def close(self, transfer: int) -> None:
         self.scheduler.close(transfer)
         del self.model[transfer]
+        self.must_stop |= {
+            lane for lane, run in self.runs.items() if any(segment.transfer == transfer for segment in run)
+        }
         self.scheduler.close(transfer)
         self.scheduler.grant(transfer, 0, 10**6)
         with pytest.raises(LocalProtocolError):
@@ -135,6 +146,7 @@ class AgainstTheRules(RuleBasedStateMachine):
     def say(self) -> None:
         self.control.append(f"m{len(self.control)}")
         self.scheduler.control(Bye(self.control[-1]))
+        self.must_stop |= self.runs.keys() & {0}
 
     @rule(lane=st.integers(0, 3), times=st.integers(1, 12))
     def send(self, lane: int, times: int) -> None:
@@ -145,12 +157,7 @@ class AgainstTheRules(RuleBasedStateMachine):
                 assert chosen.transfer is None
                 assert decode_message(bytes(seal([chosen])[0])[HEADER_BYTES:]) == Bye(self.control.pop(0))
                 continue
-            candidates = [
-                (number, model.deadline_s, stream.waiting_since, transfer)
-                for transfer, model in self.model.items()
-                for number, stream in enumerate(model.streams)
-                if stream.sendable()
-            ]
+            candidates = self.sendable()
             if not candidates:
                 assert isinstance(chosen, NothingToSend)
                 return
@@ -158,10 +165,75 @@ class AgainstTheRules(RuleBasedStateMachine):
             assert isinstance(chosen, SendBytes)
             self.check_segment(chosen, transfer, number)
 
+    @rule(lane=st.integers(0, 3), room=st.sampled_from([1, 250, 1000]), most=st.sampled_from([2, 100]))
+    def run(self, lane: int, room: int, most: int) -> None:
+        """The same that it would be given one by one, up to the one that fills the room."""
+        if lane in self.runs:
+            return
+        run = self.scheduler.run(lane, room, most, 0.0)
+        if lane == 0 and self.control:
+            assert not run
+            return
+        for segment in run:
+            assert room > 0
+            number, _, _, transfer = min(self.sendable())
+            self.check_segment(segment, transfer, number)
+            room -= len(segment.data)
+        assert room <= 0 or len(run) == most or not self.sendable()
+        if run:
+            self.runs[lane] = run
+            assert not self.scheduler.stop_byte(lane)[0]
+
+    @precondition(lambda self: self.runs)
+    @rule(which=st.integers(0, 3), sent=st.integers(0, 8))
+    def run_ends(self, which: int, sent: int) -> None:
+        lane = sorted(self.runs)[which % len(self.runs)]
+        unsent = self.runs.pop(lane)[sent:]
+        before = self.sendable()
+        self.must_stop.discard(lane)
+        self.scheduler.run_ended(lane, unsent, 0.0)
+        for segment in reversed(unsent):
+            if segment.transfer in self.model:
+                stream = self.model[segment.transfer].streams[segment.stream]
+                was = stream.sendable()
+                stream.given_back.insert(0, segment)
+                stream.sent -= len(segment.data)
+                assert stream.sendable()
+                if not was:
+                    stream.waiting_since = self.tick()
+        self.check_stops(before)
+
+    def sendable(self) -> list[tuple[int, float, int, int]]:
+        return [
+            (number, model.deadline_s, stream.waiting_since, transfer)
+            for transfer, model in self.model.items()
+            for number, stream in enumerate(model.streams)
+            if stream.sendable()
+        ]
+
+    def check_stops(self, before: list[tuple[int, float, int, int]]) -> None:
+        """Who can send now and could not before stops the runs that should not be before it (rule 8)."""
+        for number, deadline_s, _, transfer in set(self.sendable()) - set(before):
+            for lane, run in self.runs.items():
+                last = run[-1]
+                transfers = {segment.transfer for segment in run}
+                # The key of the last one as it was: a transfer that has ended meanwhile has stopped the run already.
+                if lane in self.must_stop or last.transfer not in self.model:
+                    continue
+                key = (last.stream, self.model[last.transfer].deadline_s)
+                same = (number, deadline_s) == key and len(run) > len(transfers) and transfer not in transfers
+                if (number, deadline_s) < key or same:
+                    self.must_stop.add(lane)
+
     def check_segment(self, chosen: SendBytes, transfer: int, number: int) -> None:
         stream = self.model[transfer].streams[number]
-        page, data = stream.pages[0]
         part = stream.next_part()
+        if stream.given_back:
+            assert chosen is stream.given_back.pop(0)
+            stream.sent += len(part)
+            stream.waiting_since = self.tick()
+            return
+        page, data = stream.pages[0]
         assert (chosen.transfer, chosen.stream, len(chosen.data)) == (transfer, number, len(part))
         assert b"".join(bytes(buffer) for buffer in seal([chosen])[1:]) == part
         header = parse(chosen).header
@@ -185,14 +257,24 @@ class AgainstTheRules(RuleBasedStateMachine):
             queue = self.scheduler._queues[transfer]
             for number, stream in enumerate(model.streams):
                 left = sum(len(data) for _, data in stream.pages) - stream.offset
+                left += sum(len(segment.data) for segment in stream.given_back)
                 assert queue.queued_bytes[number] == left
                 assert queue.stats.stream_bytes[number] == stream.sent
                 any_sendable |= stream.sendable()
-            unsent = STREAMS * PAGES - sum(model.next_page) + sum(len(stream.pages) for stream in model.streams)
+            unsent = (
+                STREAMS * PAGES
+                - sum(model.next_page)
+                + sum(len(stream.pages) + len(stream.given_back) for stream in model.streams)
+            )
             assert queue.unsent == unsent
         assert self.scheduler.has_control() == bool(self.control)
         assert self.scheduler.has_work() == bool(self.control or any_sendable)
         assert self.scheduler._order == sorted(self.scheduler._turns)
+
+    @invariant()
+    def runs_stop_for_what_goes_before(self) -> None:
+        assert {lane for lane in self.runs if self.scheduler.stop_byte(lane)[0]} == self.must_stop
+        assert self.scheduler.running_bytes == sum(len(segment.data) for run in self.runs.values() for segment in run)
 
 
 TestAgainstTheRules = AgainstTheRules.TestCase
