@@ -283,6 +283,7 @@ class ThreadPump(Pump):
         """
         owner = self.owner
         batch: list[SendBytes] = []
+        room_bytes = 0
         while not connection.stopping and not connection.rest:
             if not batch:
                 room_bytes = owner.core.batch_bytes(connection.batch_bytes)

@@ -409,8 +409,9 @@ class Scheduler:
 
         When they have been sent, or not, `run_ended` says so; until then the lane has no other run.
         """
-        if self._control and lane == 0:
+        if (self._control and lane == 0) or not self.has_segments(lane):
             return []
+        key = self._order[0]
         chosen: list[SendBytes] = []
         queues: set[SendQueue] = set()
         while room_bytes > 0 and len(chosen) < most and self.has_segments(lane):
