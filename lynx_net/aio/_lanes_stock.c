@@ -13,7 +13,6 @@
 
 enum { MAX_BURST = 256 };          /* segments whose headers may come before their payloads, as in frames.py */
 enum { MAX_FULL = 2 * MAX_BURST }; /* payloads handed back together */
-enum { PAUSE_MS = 1 };             /* in which a sender that has more may send nothing */
 enum { STACKS = 16 };
 enum { LEAST_PIECE = 1 << 16, MOST_PIECE = 1 << 20 };
 
@@ -362,22 +361,8 @@ static ssize_t receive_headers(Reader *self, int fd, int wait_ms)
     return got;
 }
 
-/* Whether anything is lent in the stream of the last payload. Then more may come: buffers are lent as long as there are
- * pages and credit. */
-static int left_there(Reader *self)
-{
-    Stock *stock = (Stock *)self->stock;
-    const Segment *last = &self->full[self->full_count - 1];
-    int left = 0;
-    pthread_mutex_lock(&stock->mutex);
-    for (size_t index = 0; index < stock->used && !left; index++)
-        left = stock->shelves[index].transfer == last->transfer && stock->shelves[index].stream == last->stream;
-    pthread_mutex_unlock(&stock->mutex);
-    return left;
-}
-
 /* Bytes received, 0 at the end of the stream, -1 with errno: EINTR and EAGAIN if nothing came. Comes back after a
- * while with what is full by then, and at once when nothing more is there or to be expected. */
+ * while with what is full by then, and at once when nothing more is there: the last page before a pause is awaited. */
 static ssize_t read_on(Reader *self, int fd, int wait_ms)
 {
     ssize_t total = 0, got;
@@ -393,8 +378,7 @@ static ssize_t read_on(Reader *self, int fd, int wait_ms)
             if (got > 0 && (size_t)got < wanted)
                 return total + got;
         } else {
-            int pause_ms = self->full_count && left_there(self) ? PAUSE_MS : -1;
-            got = receive_headers(self, fd, total == 0 ? wait_ms : pause_ms);
+            got = receive_headers(self, fd, total == 0 ? wait_ms : -1);
         }
         if (got <= 0)
             return total ? total : got;
