@@ -21,11 +21,12 @@ from lynx_net.demo.process import limit_threads, run_loop
 if __name__ == "__main__":
     limit_threads()  # before torch is imported
 
-from lynx_net.errors import LynxError
+from lynx_net.errors import LocalProtocolError, LynxError
 from perf.report.scope import FULL, QUICK, Progress
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Any
 
 MODELS = ("smollm2", "gemma3")
 PARTS = ("time", "quality", "peers")
@@ -72,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         check_device(options.device)
         if options.results is not None:
-            results = json.loads(options.results.read_text("utf-8"))
+            results = _derived_anew(options.results)
         else:
             results = _measured(options, list(sys.argv[1:] if arguments is None else arguments), progress)
         page = write(results, options.out)
@@ -83,6 +84,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     progress.tell(f"written: {page}")
     return 0
+
+
+def _derived_anew(file: Path) -> dict[str, Any]:
+    """Raw results of an earlier run, with the simulator's figures as this version makes them."""
+    from perf.report.parts import FORMAT, merged
+
+    held = json.loads(file.read_text("utf-8"))
+    if held["format"] != FORMAT:
+        raise LocalProtocolError(f"{file} is of another version of this program, which has to draw it")
+    return merged({}, held)
 
 
 def publish(folder: Path) -> None:
