@@ -168,8 +168,8 @@ class Sender:
     async def send(self, codec: str, tokens: int, rate: str | None) -> dict[str, Any]:
         """One transfer over the link, which lives as long as this does, as that of two servers would."""
         options: dict[str, Any] = {} if codec == DEFAULT else {"codec": codec}
-        if codec not in (DEFAULT, "lynx"):
-            options["fine"] = ()
+        if codec != DEFAULT:
+            options["fine"] = ()  # the paper's codecs have none; with them the anchors of lynx have 14 % more bytes
         self.link.set_rate(rate)
         began_s, used_s = time.monotonic(), time.process_time()
         written_s = await self._write(self.link, layout_of(tokens, self._page_tokens), options)
