@@ -35,7 +35,7 @@ PARTS = ("time", "quality", "peers")
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The options of the command."""
     parser = argparse.ArgumentParser(prog="python -m perf.report", description="The whole evaluation, as one page.")
-    parser.add_argument("--quick", action="store_true", help="few samples: under ten minutes on two cores")
+    parser.add_argument("--quick", action="store_true", help="few samples: about ten minutes on two cores")
     parser.add_argument(
         "--device", choices=("cpu", "cuda"), default="cpu", help="where models run (default: %(default)s)"
     )
