@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from lynx_net.aio.inbox import Inbox
 from lynx_net.aio.pump import LoopPump, Pump
+from lynx_net.aio.recovery import FIRST_PAUSE_S, LaneRecovery
 from lynx_net.aio.threads import ThreadPump
 from lynx_net.aio.timeline import has_exact
 from lynx_net.aio.transfer import IncomingTransfer, Offer, OutgoingTransfer
 from lynx_net.errors import (
-    ConnectionFailedError,
     ConnectionLostError,
     LocalProtocolError,
     LynxError,
@@ -54,10 +54,6 @@ logger = logging.getLogger("lynx_net")
 
 CLOSE_S = 0.5
 """How long a closing link waits for its farewell to leave."""
-
-FIRST_PAUSE_S = 0.02
-LONGEST_PAUSE_S = 0.5
-"""Before a lost connection is opened again; the pause doubles from try to try."""
 
 MEASURED_BYTES = 4 << 20
 """A rate is measured once so much has been sent: less may only have filled the buffers of the sockets."""
@@ -106,14 +102,6 @@ class _Declined:
     error: LynxError
 
 
-class _LaneDown:
-    """A lane without a connection."""
-
-    def __init__(self) -> None:
-        self.back = asyncio.Event()
-        self.task: asyncio.Task[None] | None = None
-
-
 class MakeIncoming(Protocol):
     """Makes the receiving end of an offered transfer; raises LynxError to decline it.
 
@@ -158,11 +146,10 @@ class Link:
         self._observers = parts.observers
         self.error: LynxError | None = None
         self.peer_incarnation = parts.peer_incarnation
-        self._dial = parts.dial
         self._make_incoming = make_incoming
         self._accept_in_threads = accept_in_threads
         self._pump: Pump = LoopPump(self) if any(lane.plain_socket is None for lane in lanes) else ThreadPump(self)
-        self._down: dict[int, _LaneDown] = {}
+        self._recovery = LaneRecovery(self, self._pump, parts.dial)
         self.loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
         self._events: deque[Event | _Taken | _Declined] = deque()
@@ -181,6 +168,11 @@ class Link:
         self._task: asyncio.Task[None] | None = None
         self.on_offer: Callable[[IncomingTransfer], None] = self._transfers.put
         """Where unasked transfers go; a server points it at its own queue."""
+
+    @property
+    def is_failed(self) -> bool:
+        """It cannot go on; that it has ended may not have been told yet."""
+        return self._failure.done()
 
     @property
     def lane_count(self) -> int:
@@ -459,13 +451,12 @@ class Link:
         """A lane's connection was lost: it is re-opened within `resume_s`, or the link fails. In the event loop."""
         with self.lock:
             self.core.lane_lost(unfinished)
-        if self._failure.done() or self._closing:
+        if self.is_failed or self._closing:
             return
-        if not self.core.config.resume_s:
+        if self.core.config.resume_s:
+            self._recovery.begin(index, error)
+        else:
             self.pump_failed(error)
-        elif index not in self._down:
-            down = self._down[index] = _LaneDown()
-            down.task = asyncio.create_task(self._reopen(index, down, error))
 
     async def detach(self, lane: int) -> int:
         """The peer opens a lane anew: end its old connection and return how many frames have come on it."""
@@ -473,22 +464,8 @@ class Link:
         return self.core.received_frames(lane)
 
     def attach(self, index: int, lane: Lane, peer_received: int) -> None:
-        """A lane is back, its handshake done; the peer has received so many frames on it. In the event loop."""
-        down = self._down.pop(index, None)
-        if self._failure.done() or down is None:
-            lane.close()
-            return
-        try:
-            with self.lock:
-                self.core.lane_reopened(index, peer_received, self.clock())
-        except LynxError as error:
-            lane.close()
-            self.pump_failed(error)
-            return
-        self.lanes[index] = lane
-        self._pump.attach(index, lane)
-        down.back.set()
-        logger.info("lane %d to %s is open again", index, self.peer)
+        """The peer has opened a lane anew, its handshake done; it has received so many frames on it."""
+        self._recovery.attach(index, lane, peer_received)
 
     def pump_failed(self, error: LynxError) -> None:
         """The link cannot go on; the first reason counts. Called in the event loop."""
@@ -502,31 +479,6 @@ class Link:
         self._task = asyncio.create_task(self._run(), name=f"lynx_net link to {self.peer}")
         return self
 
-    async def _reopen(self, index: int, down: _LaneDown, lost: LynxError) -> None:
-        logger.info("lane %d: %s; it may be opened again for %g s", index, lost, self.core.config.resume_s)
-        try:
-            async with asyncio.timeout(self.core.config.resume_s):
-                if self._dial is None:
-                    await down.back.wait()
-                else:
-                    self.attach(index, *await self._dial_again(index))
-        except TimeoutError:
-            self.pump_failed(lost)
-        except LynxError as refused:
-            self.pump_failed(ConnectionLostError(f"{lost}; it cannot be opened again: {refused}"))
-
-    async def _dial_again(self, index: int) -> tuple[Lane, int]:
-        assert self._dial is not None
-        pause_s = FIRST_PAUSE_S
-        while True:
-            # Also before the first try: a farewell may be on its way on another lane.
-            await asyncio.sleep(pause_s)
-            try:
-                return await self._dial(index, self.core.received_frames(index))
-            except (ConnectionFailedError, ConnectionLostError, PeerTimeoutError) as error:
-                logger.debug("lane %d to %s: %s", index, self.peer, error)
-            pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
-
     async def _run(self) -> None:
         for index, lane in enumerate(self.lanes):
             self._pump.attach(index, lane)
@@ -537,9 +489,7 @@ class Link:
             error = await self._failure
         finally:
             timer.cancel()
-            for down in list(self._down.values()):
-                if down.task is not None:
-                    down.task.cancel()
+            self._recovery.stop()
             await self._pump.stop()
             self._drain()
             self.error = error
@@ -562,7 +512,7 @@ class Link:
     async def _timer_loop(self) -> None:
         deadline_s = self.core.config.deadline_s
         while True:
-            if self._down:
+            if self._recovery.lanes_down:
                 await asyncio.sleep(FIRST_PAUSE_S)
                 continue
             with self.lock:
@@ -578,7 +528,7 @@ class Link:
                 self.post(self.core.timer(self.clock()))
 
     def _silent(self) -> bool:
-        if self._down:
+        if self._recovery.lanes_down:
             return False
         with self.lock:
             return self.core.is_silent(self.clock())
