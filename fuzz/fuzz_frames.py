@@ -19,6 +19,7 @@ import sys
 import time
 import tracemalloc
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,14 +27,8 @@ import msgpack
 
 from lynx_net.errors import LocalProtocolError, LynxError, RemoteProtocolError
 from lynx_net.wire.config import LinkConfig
-from lynx_net.wire.connection import (
-    Event,
-    LinkCore,
-    OfferReceived,
-    RequestReceived,
-    SegmentAwaitsOffer,
-    TransferFailed,
-)
+from lynx_net.wire.connection import LinkCore
+from lynx_net.wire.events import Event, OfferReceived, RequestReceived, TransferFailed
 from lynx_net.wire.frames import (
     HEADER_BYTES,
     MAX_CONTROL_BYTES,
@@ -48,6 +43,7 @@ from lynx_net.wire.frames import (
 )
 from lynx_net.wire.frames import Frame as Parsed
 from lynx_net.wire.grants import CreditBook, Grant
+from lynx_net.wire.incoming import SegmentAwaitsOffer
 from lynx_net.wire.layout import CacheLayout
 from lynx_net.wire.lending import Lender, LentRun
 from lynx_net.wire.messages import decode_message
@@ -278,10 +274,10 @@ class Target:
             now=0.0,
         )
         self.shelves = Shelves()
-        self.core.lender = Lender(self.shelves, least_bytes=1)
+        self.core.incoming.lender = Lender(self.shelves, least_bytes=1)
         layout = CacheLayout(layers=1, tokens=2, heads=1, key_size=3, value_size=0, page_tokens=1)
         for _ in range(2):
-            transfer = self.core.offer(
+            transfer = self.core.outgoing.offer(
                 request_id="mine",
                 layout=layout,
                 codec="none",
@@ -293,10 +289,10 @@ class Target:
             )
             for page in range(layout.page_count):
                 for stream in range(2):
-                    self.core.submit(transfer, page, stream, memoryview(bytes(5000)), 0.0)
+                    self.core.outgoing.submit(transfer, page, stream, memoryview(bytes(5000)), 0.0)
 
     def route(self, grant: Grant) -> None:
-        self.core.apply_grant(grant)
+        self.core.incoming.apply_grant(grant)
 
     def run(self, stream: bytes) -> str:
         """Feed the stream; returns how it ended."""
@@ -316,7 +312,7 @@ class Target:
                     filled += put(portion[filled:], [room])
                 at += filled
                 portion = portion[filled:]
-                self.core.heard(self.now, self.reader.segment)
+                self.core.liveness.heard(self.now, self.reader.segment)
                 frames = self.reader.received_ahead(filled) if ahead else self.reader.received(filled)
                 while frames:
                     if not self.act_on(frames):
@@ -341,11 +337,11 @@ class Target:
                 runs.append(one)
         events: list[Event] = []
         try:
-            self.core.runs(runs, self.now, events)
+            self.core.incoming.runs(runs, self.now, events)
         finally:
             self.handle(events)
         self.core.frames_received(0, segments)
-        self.core.lend({run[:2] for run in runs})
+        self.core.incoming.lend({run[:2] for run in runs})
         self.check_memory()
         return at
 
@@ -358,7 +354,7 @@ class Target:
                     self.core.frames_received(0, 1)
                 case SegmentStart(header):
                     try:
-                        place = self.core.place(header, self.now)
+                        place = self.core.incoming.place(header, self.now)
                     except SegmentAwaitsOffer:
                         return False
                     self.check_memory()
@@ -372,15 +368,15 @@ class Target:
     def arrive(self, header: SegmentHeader, payload: memoryview | None) -> None:
         """A segment is in its place, or was dropped."""
         if payload is not None:
-            self.handle(self.core.segment(header, checksum(payload), self.now))
-            self.core.lend([(header.transfer, header.stream)])
+            self.handle(self.core.incoming.segment(header, checksum(payload), self.now))
+            self.core.incoming.lend([(header.transfer, header.stream)])
 
     def act(self) -> None:
         """Our own side: sends, lets time pass, gives transfers up."""
         self.now += self.rng.choice((0, 0, 0.1, 3, 40))
         self.handle(self.core.timer(self.now))
         for lane in (0, 1):
-            while isinstance(self.core.next_send(lane, self.now), SendBytes):
+            while isinstance(self.core.outgoing.next_send(lane, self.now), SendBytes):
                 pass
         if self.rng.random() < 0.05 and self.core.open_transfers():
             self.handle(self.core.abort(self.rng.choice(self.core.open_transfers()), 1, "enough"))
@@ -395,24 +391,23 @@ class Target:
                         continue
                     streams = offer.streams
                     need = sum(max(size) for page in range(layout.page_count) for size in sizes_of(page, streams))
-                    self.handle(
-                        self.core.take(offer, layout, lambda page, n=streams: sizes_of(page, n), need, self.now)
-                    )
-                    state = self.core.receive_state(offer.transfer)
-                    if state is not None and self.core.lender is not None:
+                    sizes = partial(sizes_of, streams=streams)
+                    self.handle(self.core.incoming.take(offer, layout, sizes, need, self.now))
+                    state = self.core.incoming.state(offer.transfer)
+                    if state is not None and self.core.incoming.lender is not None:
                         for stream in range(streams):
-                            self.core.lender.lend(state, stream)
+                            self.core.incoming.lender.lend(state, stream)
                 case PageArrived(transfer, page, stream):
-                    state = self.core.receive_state(transfer)
+                    state = self.core.incoming.state(transfer)
                     if state is not None and self.rng.random() < 0.9:
                         for data in state.page_streams(page, stream):
                             bytes(data)
-                        self.handle(self.core.decoded(transfer, [page], stream))
+                        self.handle(self.core.incoming.decoded(transfer, [page], stream))
                 case PagesArrived(transfer, pages, stream):
                     self.handle([PageArrived(transfer, page, stream) for page in pages])
                 case RequestReceived(request_id):
                     if self.rng.random() < 0.5:
-                        self.core.refuse(request_id, "no")
+                        self.core.outgoing.refuse(request_id, "no")
                 case TransferFailed(transfer, error):
                     if transfer in self.core.open_transfers() or not isinstance(error, LynxError):
                         raise InvariantBroken(f"transfer {transfer} failed with {error!r} and is still open")
@@ -420,7 +415,7 @@ class Target:
     def check_memory(self) -> None:
         """Never more than was reserved: each transfer by itself, and all together."""
         held = 0
-        for transfer, state in self.core._receiving.items():
+        for transfer, state in self.core.incoming._states.items():
             entry = self.book._entries["fuzz", transfer]
             mine = sum(
                 stream.data.nbytes for page in state._pages.values() for stream in page.streams if stream is not None

@@ -16,6 +16,7 @@ import sys
 import time
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from fuzz_frames import (
@@ -34,15 +35,10 @@ from fuzz_frames import (
 from lynx_net.aio.handshake import answer_hello, make_hello
 from lynx_net.errors import ConnectionLostError, HandshakeError, LocalProtocolError, RemoteProtocolError
 from lynx_net.transport import Lane
-from lynx_net.wire.connection import (
-    Event,
-    LinkCore,
-    OfferReceived,
-    RequestReceived,
-    SegmentAwaitsOffer,
-    TransferDelivered,
-)
+from lynx_net.wire.connection import LinkCore
+from lynx_net.wire.events import Event, OfferReceived, RequestReceived, TransferDelivered
 from lynx_net.wire.frames import ControlFrame, FrameReader, SegmentFrame, SegmentHeader, SegmentStart, pack_control
+from lynx_net.wire.incoming import SegmentAwaitsOffer
 from lynx_net.wire.layout import CacheLayout
 from lynx_net.wire.messages import Hello, decode_message, encode_message
 from lynx_net.wire.receiving import PageArrived
@@ -99,7 +95,7 @@ class Side(Target):
         )
 
     def offer(self, request_id: str = "r") -> None:
-        transfer = self.core.offer(
+        transfer = self.core.outgoing.offer(
             request_id=request_id,
             layout=LAYOUT,
             codec="none",
@@ -112,7 +108,9 @@ class Side(Target):
         self.offered.append(transfer)
         for stream in range(STREAMS):
             for page in range(LAYOUT.page_count):
-                self.core.submit(transfer, page, stream, memoryview(page_bytes(transfer, page, stream)), self.now)
+                self.core.outgoing.submit(
+                    transfer, page, stream, memoryview(page_bytes(transfer, page, stream)), self.now
+                )
 
     def application(self, *, honest: bool) -> None:
         """One thing that an application may do at any time."""
@@ -122,7 +120,7 @@ class Side(Target):
             case 2:
                 self.core.request(f"request {self.now}", {}) if not honest else None
             case 3 if self.waiting_requests:
-                self.core.refuse(self.waiting_requests.pop(), "no")
+                self.core.outgoing.refuse(self.waiting_requests.pop(), "no")
             case 4 if not honest and self.core.open_transfers():
                 self.handle(self.core.abort(self.rng.choice(self.core.open_transfers()), 1, "enough"))
             case 5:
@@ -134,15 +132,16 @@ class Side(Target):
             match event:
                 case OfferReceived(offer, layout) if layout == LAYOUT and offer.streams == STREAMS:
                     need = sum(max(size) for page in range(layout.page_count) for size in sizes_of(page, STREAMS))
-                    self.handle(self.core.take(offer, layout, lambda page: sizes_of(page, STREAMS), need, self.now))
+                    sizes = partial(sizes_of, streams=STREAMS)
+                    self.handle(self.core.incoming.take(offer, layout, sizes, need, self.now))
                 case PageArrived(transfer, page, stream):
-                    state = self.core.receive_state(transfer)
+                    state = self.core.incoming.state(transfer)
                     if state is None:
                         continue
                     for index, data in enumerate(state.page_streams(page, stream)):
                         if self.trusts_content and bytes(data) != page_bytes(transfer, page, index):
                             raise InvariantBroken(f"wrong bytes in stream {index} of page {page} of {transfer}")
-                    self.handle(self.core.decoded(transfer, [page], stream))
+                    self.handle(self.core.incoming.decoded(transfer, [page], stream))
                 case RequestReceived(request_id):
                     self.waiting_requests.append(request_id)
                 case TransferDelivered(transfer):
@@ -162,7 +161,7 @@ class Side(Target):
             view[: len(part)] = part
             taken += len(part)
         del wire.data[:taken]
-        self.core.heard(self.now, wire.reader.segment)
+        self.core.liveness.heard(self.now, wire.reader.segment)
         for frame in wire.reader.received(taken):
             match frame:
                 case ControlFrame(payload):
@@ -177,7 +176,7 @@ class Side(Target):
 
     def place(self, wire: Wire, header: SegmentHeader) -> None:
         try:
-            view = self.core.place(header, self.now)
+            view = self.core.incoming.place(header, self.now)
         except SegmentAwaitsOffer:
             wire.waiting = header
             return
@@ -345,14 +344,14 @@ def _talk(rng: random.Random, mode: str, sides: list[Side], wires: list[list[Wir
 def _lose(lane: int, sides: list[Side], wires: list[list[Wire]]) -> None:
     """The connection of a lane is lost with all that was on its way, and the lane is opened again."""
     for side, sent in zip(sides, wires[::-1], strict=True):
-        side.core.lane_lost(sent[lane].reader.unfinished)
+        side.core.incoming.lost(sent[lane].reader.unfinished)
         sent[lane] = Wire(lane)
     for side, other in (sides, sides[::-1]):
         side.core.lane_reopened(lane, other.core.received_frames(lane), side.now)
 
 
 def _send(lane: int, side: Side, wires: list[Wire], middle: Middle) -> bool:
-    chosen = side.core.next_send(lane, side.now)
+    chosen = side.core.outgoing.next_send(lane, side.now)
     if not isinstance(chosen, SendBytes):
         return False
     middle.put(b"".join(bytes(part) for part in seal([chosen])), wires[lane], wires)

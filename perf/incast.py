@@ -107,7 +107,7 @@ def receive(host: Host, incast: Incast, pipe: Connection) -> None:
 
     def begun_residual(transfer: Timed) -> int:
         # Not `stats`, which count whole segments only. Called with the lock that all links of an endpoint share.
-        state = transfer.link.core.receive_state(transfer.id)
+        state = transfer.link.core.incoming.state(transfer.id)
         return incast.residual_bytes if state is None else state.windows[1].received
 
     async def serve() -> None:

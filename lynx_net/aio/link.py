@@ -23,7 +23,7 @@ from lynx_net.errors import (
     RequestRefusedError,
     TransferAbortedError,
 )
-from lynx_net.wire.connection import (
+from lynx_net.wire.events import (
     OfferReceived,
     PeerClosed,
     RequestReceived,
@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 
     from lynx_net.aio.timeline import Observer, Timeline
     from lynx_net.transport import Lane
-    from lynx_net.wire.connection import Event, LinkCore
+    from lynx_net.wire.connection import LinkCore
+    from lynx_net.wire.events import Event
     from lynx_net.wire.frames import SegmentHeader
     from lynx_net.wire.grants import Grant
     from lynx_net.wire.layout import CacheLayout
@@ -217,7 +218,7 @@ class Link:
         """Answer a request with no."""
         self._check_open()
         with self.lock:
-            self.core.refuse(request_id, reason)
+            self.core.outgoing.refuse(request_id, reason)
             self._pump.wake()
 
     def open_transfer(
@@ -239,7 +240,7 @@ class Link:
         self._check_open()
         offer = Offer(request_id, layout, codec, codec_params, streams, meta or {}, first_token)
         with self.lock:
-            transfer = self.core.offer(
+            transfer = self.core.outgoing.offer(
                 request_id=request_id,
                 layout=layout,
                 codec=codec,
@@ -250,7 +251,7 @@ class Link:
                 now=self.clock(),
                 exact=has_exact(tuple(stream_names or ())),
             )
-            stats = self.core.send_stats(transfer)
+            stats = self.core.outgoing.stats(transfer)
             outgoing = self._outgoing[transfer] = OutgoingTransfer(self, transfer, offer, stats, stream_names)
             self._wake_soon()
         return outgoing
@@ -335,13 +336,13 @@ class Link:
     ) -> None:
         """Queue streams of pages, in order: page, stream, data and rank of each. Those before an error are queued."""
         with self.lock:
-            if not self.core.is_sending(transfer.id):
+            if not self.core.outgoing.is_open(transfer.id):
                 self._drain()  # why it has ended may not have been handled yet
                 transfer.delivered.done()
             now, queued_bytes = self.clock(), 0
             for page, stream, data, rank in streams:
-                queued_bytes = self.core.submit(transfer.id, page, stream, data, now, rank)
-            if queued_bytes >= self.core.send_queue_bytes:
+                queued_bytes = self.core.outgoing.submit(transfer.id, page, stream, data, now, rank)
+            if queued_bytes >= self.core.outgoing.queue_bytes:
                 self._waiting_for_room.add(transfer.id)
                 transfer.has_room(False)
             if not self._waking:
@@ -350,7 +351,7 @@ class Link:
     def few_queued(self, transfer: OutgoingTransfer, most_bytes: int) -> bool:
         """Whether at most so many bytes of an outgoing transfer are queued; if not, it is told when that is so."""
         with self.lock:
-            if self.core.all_queued_bytes(transfer.id) <= most_bytes:
+            if self.core.outgoing.all_queued_bytes(transfer.id) <= most_bytes:
                 return True
             self._waiting_for_few[transfer.id] = most_bytes
             return False
@@ -372,13 +373,13 @@ class Link:
         Those of a page are valid until `decoded` of its last stream.
         """
         with self.lock:
-            state = self.core.receive_state(transfer.id)
+            state = self.core.incoming.state(transfer.id)
             return [] if state is None else [state.page_streams(page, stream) for page in pages]
 
     def decoded(self, transfer: IncomingTransfer, pages: Sequence[int], stream: int) -> None:
         """Pages of an incoming transfer are in place with streams 0 to `stream`."""
         with self.lock:
-            if events := self.core.decoded(transfer.id, pages, stream):
+            if events := self.core.incoming.decoded(transfer.id, pages, stream):
                 self.post(events)
 
     def abort(self, transfer: int, code: int, reason: str, error: LynxError | None = None) -> None:
@@ -393,7 +394,7 @@ class Link:
         """The credit book grants something to the peer; called with the lock."""
         if grant.stream < 0 and (incoming := self._incoming.get(grant.transfer)) is not None:
             incoming.accepted_at_s = self.clock()
-        self.core.apply_grant(grant)
+        self.core.incoming.apply_grant(grant)
         self._pump.wake()
 
     # ---- what the pump calls
@@ -436,13 +437,13 @@ class Link:
             if transfer is None or outgoing is None:
                 continue
             few = self._waiting_for_few.get(transfer)
-            if few is not None and self.core.all_queued_bytes(transfer) <= few:
+            if few is not None and self.core.outgoing.all_queued_bytes(transfer) <= few:
                 del self._waiting_for_few[transfer]
                 self.loop.call_soon_threadsafe(outgoing.has_few)
             # Half empty, so that a fast writer is woken once for many segments.
             if (
                 transfer in self._waiting_for_room
-                and self.core.queued_bytes(transfer, 0) <= self.core.send_queue_bytes // 2
+                and self.core.outgoing.queued_bytes(transfer, 0) <= self.core.outgoing.queue_bytes // 2
             ):
                 self._waiting_for_room.discard(transfer)
                 self.loop.call_soon_threadsafe(outgoing.has_room, True)
@@ -450,7 +451,7 @@ class Link:
     def lane_ended(self, index: int, error: LynxError, unfinished: Sequence[SegmentHeader]) -> None:
         """A lane's connection was lost: it is re-opened within `resume_s`, or the link fails. In the event loop."""
         with self.lock:
-            self.core.lane_lost(unfinished)
+            self.core.incoming.lost(unfinished)
         if self.is_failed or self._closing:
             return
         if self.core.config.resume_s:
@@ -516,7 +517,7 @@ class Link:
                 await asyncio.sleep(FIRST_PAUSE_S)
                 continue
             with self.lock:
-                due = self.core.next_timer()
+                due = self.core.liveness.next_timer()
             await asyncio.sleep(max(due - self.clock(), 0))
             if self._silent():
                 await asyncio.sleep(SECOND_LOOK_S)
@@ -531,7 +532,7 @@ class Link:
         if self._recovery.lanes_down:
             return False
         with self.lock:
-            return self.core.is_silent(self.clock())
+            return self.core.liveness.is_silent(self.clock())
 
     # ---- events
 
@@ -606,7 +607,7 @@ class Link:
             now, sizes, exact = self.clock(), incoming.sizes, has_exact(incoming.stream_names)
             if not layout.page_count:
                 incoming.accepted_at_s = now  # there is nothing to reserve
-            taken = self.core.take(
+            taken = self.core.incoming.take(
                 *(message, layout, sizes, incoming.need_bytes, now, incoming.stats), exact=exact, pool=incoming.pool
             )
             self.post(taken)

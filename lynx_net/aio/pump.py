@@ -11,8 +11,8 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Protocol
 
 from lynx_net.errors import ConnectionLostError, LynxError, RemoteProtocolError
-from lynx_net.wire.connection import SegmentAwaitsOffer
 from lynx_net.wire.frames import ControlFrame, FrameReader, SegmentFrame, SegmentStart, checksum
+from lynx_net.wire.incoming import SegmentAwaitsOffer
 from lynx_net.wire.messages import decode_message
 from lynx_net.wire.scheduler import NothingToSend, SendBytes, WaitUntil, seal
 
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from lynx_net.transport import Lane
-    from lynx_net.wire.connection import Event, LinkCore
+    from lynx_net.wire.connection import LinkCore
+    from lynx_net.wire.events import Event
     from lynx_net.wire.frames import SegmentHeader
 
 __all__ = ["LoopPump", "Pump", "PumpOwner"]
@@ -165,7 +166,7 @@ class LoopPump(Pump):
             wake.clear()
             now = owner.clock()
             with owner.lock:
-                chosen = owner.core.next_send(index, now)
+                chosen = owner.core.outgoing.next_send(index, now)
             match chosen:
                 case SendBytes():
                     lane.mark(class_of(chosen))
@@ -180,7 +181,7 @@ class LoopPump(Pump):
                 case NothingToSend():
                     if index == 0:
                         self._idle.set()
-                    with stats.waiting(owner.core.why_nothing(), owner.clock):
+                    with stats.waiting(owner.core.outgoing.why_nothing(), owner.clock):
                         await wake.wait()
 
     async def _receive_loop(self, index: int, lane: Lane, reader: FrameReader) -> None:
@@ -195,7 +196,7 @@ class LoopPump(Pump):
             frames = reader.received(count)
             if not frames:
                 with owner.lock:
-                    owner.core.heard(owner.clock(), reader.segment)
+                    owner.core.liveness.heard(owner.clock(), reader.segment)
             for frame in frames:
                 match frame:
                     case ControlFrame(payload):
@@ -219,7 +220,7 @@ class LoopPump(Pump):
             self._offers.clear()
             try:
                 with owner.lock:
-                    return owner.core.place(header, owner.clock())
+                    return owner.core.incoming.place(header, owner.clock())
             except SegmentAwaitsOffer:
                 try:
                     async with asyncio.timeout(offer_wait_s(owner)):
@@ -245,7 +246,7 @@ def handle_segment(owner: PumpOwner, frame: SegmentFrame, payload_sum: int) -> N
     if frame.payload is None:
         return
     with owner.lock:
-        if events := owner.core.segment(frame.header, payload_sum, owner.clock()):
+        if events := owner.core.incoming.segment(frame.header, payload_sum, owner.clock()):
             owner.post(events)
 
 

@@ -28,8 +28,8 @@ from lynx_net.aio.pump import (
 )
 from lynx_net.errors import ConnectionLostError, LynxError
 from lynx_net.transport.base import lost
-from lynx_net.wire.connection import SegmentAwaitsOffer
 from lynx_net.wire.frames import FrameReader, SegmentFrame, SegmentHeader, SegmentStart, checksum
+from lynx_net.wire.incoming import SegmentAwaitsOffer
 from lynx_net.wire.lending import Lender
 from lynx_net.wire.scheduler import SendBytes, WaitUntil, seal
 
@@ -38,8 +38,9 @@ if TYPE_CHECKING:
 
     from lynx_net.aio import _lanes
     from lynx_net.transport import Lane
-    from lynx_net.wire.connection import Arrived, Event
+    from lynx_net.wire.events import Event
     from lynx_net.wire.frames import Frame
+    from lynx_net.wire.incoming import Arrived
     from lynx_net.wire.lending import LentRun
 
 __all__ = ["ThreadPump"]
@@ -109,7 +110,7 @@ class ThreadPump(Pump):
         self._wait_s = owner.core.config.deadline_s / 4
         self._stock = lane_io.IN_USE.make_stock() if lane_io.IN_USE.make_stock is not None else None
         if self._stock is not None:
-            owner.core.lender = Lender(self._stock, len(owner.core.lane_stats))
+            owner.core.incoming.lender = Lender(self._stock, len(owner.core.lane_stats))
 
     def attach(self, index: int, lane: Lane) -> None:
         owner, sock = self.owner, lane.plain_socket
@@ -156,8 +157,8 @@ class ThreadPump(Pump):
         owner = self.owner
         batch: list[SendBytes] = []
         room_bytes = _SMALL_BYTES
-        while room_bytes > 0 and owner.core.next_is_small(room_bytes):
-            chosen = owner.core.next_send(connection.index, owner.clock())
+        while room_bytes > 0 and owner.core.outgoing.next_is_small(room_bytes):
+            chosen = owner.core.outgoing.next_send(connection.index, owner.clock())
             if not isinstance(chosen, SendBytes):
                 break
             batch.append(chosen)
@@ -268,7 +269,7 @@ class ThreadPump(Pump):
         """
         run, owner = connection.run, self.owner
         if run:
-            owner.core.run_ended(connection.index, run, len(run) - len(batch) + sent, owner.clock())
+            owner.core.outgoing.run_ended(connection.index, run, len(run) - len(batch) + sent, owner.clock())
             connection.run = []
         if sent < len(batch):
             del batch[sent:]
@@ -286,14 +287,16 @@ class ThreadPump(Pump):
         room_bytes = 0
         while not connection.stopping and not connection.rest:
             if not batch:
-                room_bytes = owner.core.batch_bytes(connection.batch_bytes)
+                room_bytes = owner.core.outgoing.batch_bytes(connection.batch_bytes)
             now = owner.clock()
-            chosen = owner.core.next_send(connection.index, now)
+            chosen = owner.core.outgoing.next_send(connection.index, now)
             if isinstance(chosen, SendBytes):
                 batch.append(chosen)
                 room_bytes -= len(chosen.data)
                 if room_bytes > 0 and len(batch) < _MAX_BATCH:
-                    connection.run = owner.core.send_run(connection.index, room_bytes, _MAX_BATCH - len(batch), now)
+                    connection.run = owner.core.outgoing.send_run(
+                        connection.index, room_bytes, _MAX_BATCH - len(batch), now
+                    )
                     if not connection.run:
                         continue
                 return batch + connection.run
@@ -304,7 +307,7 @@ class ThreadPump(Pump):
             if connection.index == 0 and timeout is None and self._flushing:
                 self._flushing = False
                 self._loop.call_soon_threadsafe(self._idle.set)
-            why = "pacing" if timeout is not None else owner.core.why_nothing()
+            why = "pacing" if timeout is not None else owner.core.outgoing.why_nothing()
             with owner.core.lane_stats[connection.index].waiting(why, owner.clock):
                 connection.may_send.wait(timeout)
             connection.sleeping = False
@@ -322,7 +325,7 @@ class ThreadPump(Pump):
             if count < len(part):
                 return sent
         sent_bytes = sum([len(one.data) for one in batch])
-        if sent_bytes >= min(_SMALL_BYTES, self.owner.core.segment_bytes):
+        if sent_bytes >= min(_SMALL_BYTES, self.owner.core.outgoing.segment_bytes):
             rate = sent_bytes / max(time.monotonic() - began_s, 1e-9)
             connection.batch_bytes = min(int(rate * _BATCH_S), 2 * sent_bytes, _MOST_BATCH_BYTES)
         return sent
@@ -333,7 +336,7 @@ class ThreadPump(Pump):
         finally:
             if connection.bulk is not None:
                 with self.owner.lock:
-                    self.owner.core.not_filled(connection.bulk.abandon())
+                    self.owner.core.incoming.not_filled(connection.bulk.abandon())
 
     def _receive(self, connection: _Connection) -> None:
         sock, reader, bulk = connection.sock, connection.reader, connection.bulk
@@ -378,7 +381,7 @@ class ThreadPump(Pump):
                 if runs:
                     self._take_in_runs(runs)
                 else:
-                    owner.core.heard(owner.clock(), None if coming is None else SegmentHeader(*coming))
+                    owner.core.liveness.heard(owner.clock(), None if coming is None else SegmentHeader(*coming))
             finally:
                 self.handling = False
             owner.core.frames_received(index, segments)
@@ -397,7 +400,7 @@ class ThreadPump(Pump):
             self.handling = True
             try:
                 if not frames:
-                    owner.core.heard(owner.clock(), reader.segment)
+                    owner.core.liveness.heard(owner.clock(), reader.segment)
                 while frames:
                     more_whole, more_control = self._act_on(connection, frames, sums)
                     whole += more_whole
@@ -442,11 +445,11 @@ class ThreadPump(Pump):
         core = self.owner.core
         events: list[Event] = []
         try:
-            core.segments(arrived, self.owner.clock(), events)
+            core.incoming.segments(arrived, self.owner.clock(), events)
         finally:
             if events:
                 self.owner.post(events)
-        core.lend({(header.transfer, header.stream) for header, _ in arrived})
+        core.incoming.lend({(header.transfer, header.stream) for header, _ in arrived})
         arrived.clear()
 
     def _take_in_runs(self, runs: list[LentRun]) -> None:
@@ -454,18 +457,18 @@ class ThreadPump(Pump):
         core = self.owner.core
         events: list[Event] = []
         try:
-            core.runs(runs, self.owner.clock(), events)
+            core.incoming.runs(runs, self.owner.clock(), events)
         finally:
             if events:
                 self.owner.post(events)
-        core.lend({run[:2] for run in runs})
+        core.incoming.lend({run[:2] for run in runs})
 
     def _place(self, connection: _Connection, header: SegmentHeader) -> memoryview | None:
         """Called with the lock, which is free while this waits."""
         owner = self.owner
         while True:
             try:
-                return owner.core.place(header, owner.clock())
+                return owner.core.incoming.place(header, owner.clock())
             except SegmentAwaitsOffer:
                 if connection.stopping:
                     return None

@@ -113,7 +113,7 @@ class ReceivedTransfer(IncomingTransfer):
 
     def pages_arrived(self, pages: Sequence[int], stream: int) -> None:
         """Visits of the decoder thread cost more than a page: `WaitingPages` says when one is due."""
-        state = self.link.core.receive_state(self.id)
+        state = self.link.core.incoming.state(self.id)
         if self._error is not None or state is None:
             return
         window = state.windows[stream].window

@@ -19,8 +19,8 @@ from lynx_codec.plan import PLAN, CodecTable
 from lynx_codec.registry import CodecBuilder
 from lynx_net.errors import CodecError, EntryDamagedError, LocalProtocolError
 from lynx_net.store.tokens import TokenPath
-from lynx_net.wire.connection import MAX_STREAMS
 from lynx_net.wire.layout import CacheLayout
+from lynx_net.wire.messages import MAX_STREAMS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

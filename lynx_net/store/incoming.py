@@ -114,7 +114,7 @@ class StoredTransfer(IncomingTransfer):
     def _arrived(self, pages: list[int], stream: int) -> list[tuple[int, int, memoryview]]:
         """The bytes of page streams; none if the transfer has ended meanwhile."""
         with self.link.lock:
-            state = self.link.core.receive_state(self.id)
+            state = self.link.core.incoming.state(self.id)
             return [] if state is None else [(page, stream, state.page_streams(page, stream)[stream]) for page in pages]
 
     def _stop(self, reason: str, error: StoreError | None) -> None:

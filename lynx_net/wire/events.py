@@ -26,7 +26,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class OfferReceived:
-    """The peer offers a transfer; answer with `LinkCore.take` or `LinkCore.abort`."""
+    """The peer offers a transfer; answer with `Incoming.take` or `LinkCore.abort`."""
 
     offer: OfferMessage
     layout: CacheLayout

@@ -19,6 +19,8 @@ __all__ = [
     "INTEGER_LIMIT",
     "MAX_DEPTH",
     "MAX_ITEMS",
+    "MAX_REASON",
+    "MAX_STREAMS",
     "MESSAGE_TYPES",
     "PROTOCOL_VERSION",
     "Abort",
@@ -36,6 +38,7 @@ __all__ = [
     "Refuse",
     "Reject",
     "Request",
+    "abort_message",
     "decode_message",
     "encode_message",
 ]
@@ -47,6 +50,10 @@ MAX_DEPTH = 8
 MAX_ITEMS = 1 << 17
 """Values of a message in all, those inside its maps and lists included."""
 INTEGER_LIMIT = 1 << 63
+MAX_STREAMS = 16
+"""Streams of a transfer."""
+MAX_REASON = 1000
+"""Characters of the reason of an Abort."""
 
 
 class AbortCode:
@@ -279,6 +286,11 @@ def decode_message(payload: bytes) -> Message:
     if wrong is not None:
         raise RemoteProtocolError(f"a {tag} message whose {wrong}")
     return MESSAGE_TYPES[tag](**data)
+
+
+def abort_message(transfer: int, code: int, reason: str) -> Abort:
+    """An Abort that can be sent whatever its reason quotes: too much, or what UTF-8 cannot carry (a file name)."""
+    return Abort(transfer, code, reason[:MAX_REASON].encode(errors="replace").decode())
 
 
 def _is_flat(data: object) -> bool:

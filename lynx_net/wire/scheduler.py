@@ -27,7 +27,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from lynx_net.errors import LocalProtocolError
+from lynx_net.errors import LocalProtocolError, RemoteProtocolError
 from lynx_net.wire.credit import SendWindow
 from lynx_net.wire.frames import (
     HEADER_BYTES,
@@ -65,6 +65,9 @@ BURST_BYTES = 1 << 20
 MAX_STREAM_BYTES = (1 << 32) - 1
 """The header has 32 bits for the bytes of a page stream."""
 
+
+MAX_CONTROL_BACKLOG_BYTES = 1 << 24
+"""A peer that makes us answer and reads no answers is given up when this much waits for it."""
 
 EXACT_CLASS = 255
 """Class of an exact stream, behind all that make a cache fit to decode from."""
@@ -304,6 +307,11 @@ class Scheduler:
         self.control_bytes += len(frame)
         if 0 in self._runs:
             self._stops[0][0] = 1
+
+    def check_backlog(self) -> None:
+        """Called before the peer is answered; raises RemoteProtocolError if it does not read the answers."""
+        if self.control_bytes > MAX_CONTROL_BACKLOG_BYTES:
+            raise RemoteProtocolError("the peer asks without reading the answers")
 
     def open(self, queue: SendQueue) -> None:
         """Take up a transfer."""

@@ -14,7 +14,8 @@ from lynx_net.aio import lane_io
 from lynx_net.aio.threads import ThreadPump
 from lynx_net.transport.tcp import SocketLane
 from lynx_net.wire.config import LinkConfig
-from lynx_net.wire.connection import LinkCore, OfferReceived, TransferFailed
+from lynx_net.wire.connection import LinkCore
+from lynx_net.wire.events import OfferReceived, TransferFailed
 from lynx_net.wire.frames import SegmentHeader, checksum, pack_control, pack_segment_header
 from lynx_net.wire.grants import CreditBook, Grant
 from lynx_net.wire.layout import CacheLayout
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from lynx_net.aio.lane_io import LaneIo
     from lynx_net.errors import LynxError
-    from lynx_net.wire.connection import Event
+    from lynx_net.wire.events import Event
     from lynx_net.wire.scheduler import SendBytes
 
 SEGMENT_BYTES = 64 * 1024
@@ -95,7 +96,7 @@ class Owner:
         self.decodes = True
 
     def route(self, grant: Grant) -> None:
-        self.core.apply_grant(grant)
+        self.core.incoming.apply_grant(grant)
 
     def post(self, events: Sequence[Event]) -> None:
         with self.lock:
@@ -105,16 +106,16 @@ class Owner:
                         need = sum(
                             size_of(page, stream) for page in range(layout.page_count) for stream in range(STREAMS)
                         )
-                        self.post(self.core.take(offer, layout, self.sizes, need, self.clock()))
+                        self.post(self.core.incoming.take(offer, layout, self.sizes, need, self.clock()))
                         if self.pump is not None:
                             self.pump.wake()
                     case PageArrived(transfer, page, stream):
-                        state = self.core.receive_state(transfer)
+                        state = self.core.incoming.state(transfer)
                         if state is None:
                             continue
                         self.pages[transfer, page] = [bytes(view) for view in state.page_streams(page, stream)]
                         if self.decodes:
-                            self.post(self.core.decoded(transfer, [page], stream))
+                            self.post(self.core.incoming.decoded(transfer, [page], stream))
                     case PagesArrived(transfer, pages, stream):
                         self.post([PageArrived(transfer, page, stream) for page in pages])
                     case TransferFailed(transfer, error):
@@ -125,7 +126,7 @@ class Owner:
 
     def check(self) -> None:
         """What is lent is within credit and pages: never more is held than was granted and reserved."""
-        for state in self.core._receiving.values():
+        for state in self.core.incoming._states.values():
             for stream, lent_bytes in enumerate(state.lent_bytes):
                 assert 0 <= lent_bytes <= state.windows[stream].outstanding
                 assert state._begun_pages[stream] + state._lent_pages[stream] <= state.layout.page_count
@@ -139,7 +140,7 @@ class Owner:
 
     def lane_ended(self, index: int, error: LynxError, unfinished: Sequence[SegmentHeader]) -> None:
         with self.lock:
-            self.core.lane_lost(unfinished)
+            self.core.incoming.lost(unfinished)
 
     def pump_failed(self, error: LynxError) -> None:
         self.error = self.error or error
@@ -186,13 +187,13 @@ class Receiver:
                 self.attach(index)
         finally:
             lane_io.IN_USE = before
-        core_runs = self.owner.core.runs
+        core_runs = self.owner.core.incoming.runs
 
         def count(runs, now, events):  # type: ignore[no-untyped-def]
             self.lent_segments += sum(len(run[3]) for run in runs)
             core_runs(runs, now, events)
 
-        self.owner.core.runs = count  # type: ignore[method-assign]
+        self.owner.core.incoming.runs = count  # type: ignore[method-assign]
         return self
 
     def attach(self, index: int) -> None:
@@ -226,7 +227,7 @@ class Receiver:
                 end.shutdown(socket.SHUT_WR)
         await until(lambda: not self.pump._connections)
         owner, core = self.owner, self.owner.core
-        states = {transfer: core.receive_state(transfer) for transfer in sorted(core._receiving)}
+        states = {transfer: core.incoming.state(transfer) for transfer in sorted(core.incoming._states)}
         outcome = Outcome(
             pages=owner.pages,
             failed={transfer: f"{type(error).__name__}: {error}" for transfer, error in owner.failed.items()},

@@ -69,12 +69,12 @@ def _without_leaks(scenario: Callable[[Canceller], Awaitable[None]]) -> Callable
 def check_empty(*links: Any) -> None:
     """No transfer, reservation, turn or waiter is left of anything."""
     for link in links:
-        core, book = link.core, link.core._book
+        core, book = link.core, link.core.incoming._book
         assert core.open_transfers() == []
         assert not link._incoming
         assert not link._outgoing
-        assert not core._receive_progress_s
-        assert not core._send_progress_s
+        assert not core.liveness.receiving
+        assert not core.liveness.sending
         assert not core.scheduler._queues
         assert not core.scheduler._turns
         assert not book._entries

@@ -210,10 +210,10 @@ async def test_a_lane_that_is_lost_gives_its_buffers_back(lanes: ModuleType) -> 
         receiver.ends[0].shutdown(socket.SHUT_RDWR)
         await until(lambda: 0 not in receiver.pump._connections)
         core = receiver.owner.core
-        state = core.receive_state(2)
+        state = core.incoming.state(2)
         assert state is not None
-        assert core.lender is not None
-        stock = core.lender._stock
+        assert core.incoming.lender is not None
+        stock = core.incoming.lender._stock
         for stream in range(STREAMS):
             free = stock.take_back(2, stream)
             assert sum(view.nbytes for view in free) == state.lent_bytes[stream], "a buffer was lost"

@@ -102,7 +102,7 @@ class Sender:
         core, now = self.core, self.owner.clock()
         layout = CacheLayout(layers=1, tokens=pages, heads=1, key_size=1, value_size=0, page_tokens=1)
         with self.owner.lock:
-            transfer = core.offer(
+            transfer = core.outgoing.offer(
                 request_id="r",
                 layout=layout,
                 codec="none",
@@ -113,7 +113,7 @@ class Sender:
                 now=now,
             )
             for page in range(pages):
-                core.submit(transfer, page, stream, memoryview(PAYLOAD), now)
+                core.outgoing.submit(transfer, page, stream, memoryview(PAYLOAD), now)
             core.scheduler.grant(transfer, stream, pages * SEGMENT_BYTES)
             self.pump.wake()
         return transfer
@@ -137,7 +137,7 @@ async def in_a_run(sender: Sender) -> int:
     transfer = sender.offer(PAGES, 1)
     await asyncio.to_thread(sender.peer.read, MIB)
     assert sender.core.scheduler.running_bytes >= (PAGES - 1) * SEGMENT_BYTES
-    assert sender.core.queued_bytes(transfer, 1) == 0
+    assert sender.core.outgoing.queued_bytes(transfer, 1) == 0
     return transfer
 
 
@@ -149,7 +149,7 @@ async def test_an_anchor_overtakes_the_rest_of_a_run(sender: Sender) -> None:
     place = [header.transfer for header in sender.peer.headers].index(anchor)
     assert (place - before) * SEGMENT_BYTES <= BURST_BYTES + BUFFERS_BYTES + SEGMENT_BYTES
     assert sender.peer.pages(1) == list(range(PAGES))
-    stats = sender.core.send_stats(residual)
+    stats = sender.core.outgoing.stats(residual)
     assert (stats.stream_segments, stats.stream_bytes) == ([0, PAGES], [0, PAGES * SEGMENT_BYTES])
     lane = sender.core.lane_stats[0]
     assert (lane.sent_segments, lane.sent_control_frames) == (PAGES + 1, 2)
@@ -178,7 +178,7 @@ async def test_a_lower_rate_ends_the_run(sender: Sender) -> None:
         sender.core.set_rate(8e3, sender.owner.clock())
         sender.pump.wake()
     await asyncio.to_thread(sender.peer.read, MIB + BURST_BYTES + BUFFERS_BYTES)
-    assert sender.core.queued_bytes(transfer, 1) > 8 * MIB
+    assert sender.core.outgoing.queued_bytes(transfer, 1) > 8 * MIB
     with sender.owner.lock:
         sender.core.set_rate(None, sender.owner.clock())
         sender.pump.wake()

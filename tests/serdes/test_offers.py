@@ -88,7 +88,7 @@ async def test_buffers_that_cannot_be_sent(buffer: Any, make_cache: Any) -> None
         with pytest.raises(TypeError):
             transfer.submit(0, 0, buffer)
         assert transfer.stats.total_bytes == 0
-        assert link.core.queued_bytes(transfer.id, 0) == 0
+        assert link.core.outgoing.queued_bytes(transfer.id, 0) == 0
         transfer.cancel()
         await make_cache().send_on(link, "good")
 

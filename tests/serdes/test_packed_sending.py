@@ -121,7 +121,7 @@ async def test_what_waits_to_be_sent_is_bounded() -> None:
             def read(self, wanted: Any) -> list[bytes]:
                 nonlocal most
                 found = super().read(wanted)
-                most = max(most, sum(map(len, found)) + link.core.all_queued_bytes(1))
+                most = max(most, sum(map(len, found)) + link.core.outgoing.all_queued_bytes(1))
                 return found
 
         watched = Watched(cache)

@@ -253,7 +253,7 @@ async def test_anchors_come_first_and_little_waits_in_memory(tmp_path: Path, mak
 
         def watched(self: HeldEntry, page: int, stream: int) -> bytes:
             reads.append((stream, page))
-            queued.extend(one.core.all_queued_bytes(transfer) for one in links for transfer in (2, 4))
+            queued.extend(one.core.outgoing.all_queued_bytes(transfer) for one in links for transfer in (2, 4))
             return original(self, page, stream)
 
         with pytest.MonkeyPatch.context() as monkeypatch:

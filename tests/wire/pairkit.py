@@ -10,19 +10,19 @@ from typing import Any
 from wirekit import LAYOUT, NEED_BYTES, STREAMS, page_bytes, page_sizes
 
 from lynx_net.wire.config import LinkConfig
-from lynx_net.wire.connection import (
+from lynx_net.wire.connection import LinkCore
+from lynx_net.wire.events import (
     Event,
-    LinkCore,
     OfferReceived,
     PeerClosed,
     RequestReceived,
     RequestRefused,
-    SegmentAwaitsOffer,
     TransferDelivered,
     TransferFailed,
 )
 from lynx_net.wire.frames import ControlFrame, FrameReader, SegmentFrame, SegmentHeader, SegmentStart, checksum
 from lynx_net.wire.grants import CreditBook, Grant
+from lynx_net.wire.incoming import SegmentAwaitsOffer
 from lynx_net.wire.messages import decode_message
 from lynx_net.wire.receiving import LayerReady, PageArrived, StreamReady, TransferComplete
 from lynx_net.wire.scheduler import SendBytes, seal
@@ -88,7 +88,7 @@ class Side:
 
     def route(self, grant: Grant) -> None:
         assert grant.link == "the link"
-        self.core.apply_grant(grant)
+        self.core.incoming.apply_grant(grant)
 
     # ---- the application
 
@@ -101,7 +101,7 @@ class Side:
         streams: int = STREAMS,
         exact: bool = False,
     ) -> int:
-        transfer = self.core.offer(
+        transfer = self.core.outgoing.offer(
             request_id=request_id,
             layout=layout,
             codec="none",
@@ -120,23 +120,23 @@ class Side:
 
     def submit(self, transfer: int) -> None:
         page, stream = self.unsubmitted[transfer].pop(0)
-        self.core.submit(transfer, page, stream, memoryview(page_bytes(transfer, page, stream)), self.now)
+        self.core.outgoing.submit(transfer, page, stream, memoryview(page_bytes(transfer, page, stream)), self.now)
 
     def take(self, index: int = 0, need_bytes: int = NEED_BYTES, *, exact: bool = False) -> int:
         event = self.offers.pop(index)
         streams = event.offer.streams
         sizes = partial(page_sizes, streams=streams)
         need_bytes = need_bytes * streams // STREAMS
-        self.handle(self.core.take(event.offer, event.layout, sizes, need_bytes, self.now, exact=exact))
+        self.handle(self.core.incoming.take(event.offer, event.layout, sizes, need_bytes, self.now, exact=exact))
         return event.offer.transfer
 
     def decode(self, index: int = 0) -> None:
         event = self.to_decode.pop(index)
-        state = self.core.receive_state(event.transfer)
+        state = self.core.incoming.state(event.transfer)
         if state is not None:
             for stream, data in enumerate(state.page_streams(event.page, event.stream)):
                 assert bytes(data) == page_bytes(event.transfer, event.page, stream)
-        self.handle(self.core.decoded(event.transfer, [event.page], event.stream))
+        self.handle(self.core.incoming.decoded(event.transfer, [event.page], event.stream))
 
     def abort(self, transfer: int, code: int = 1) -> None:
         self.handle(self.core.abort(transfer, code, "enough"))
@@ -180,7 +180,7 @@ class Side:
         if self.core.scheduler.stop_byte(lane)[0]:
             self.end_run(lane)
             run = []
-        chosen = run[sent] if run else self.core.next_send(lane, self.now)
+        chosen = run[sent] if run else self.core.outgoing.next_send(lane, self.now)
         if not isinstance(chosen, SendBytes):
             return False
         for buffer in seal([chosen]):
@@ -189,7 +189,7 @@ class Side:
             self.runs[lane] = run, sent + 1
             if sent + 1 == len(run):
                 self.end_run(lane)
-        elif run := self.core.send_run(lane, run_bytes, 100, self.now):
+        elif run := self.core.outgoing.send_run(lane, run_bytes, 100, self.now):
             self.runs[lane] = run, 0
         return True
 
@@ -197,7 +197,7 @@ class Side:
         """What a stopped lane has not sent goes back; what a lost one had is for it to send again."""
         if lane in self.runs:
             run, sent = self.runs.pop(lane)
-            self.core.run_ended(lane, run, len(run) if lost else sent, self.now)
+            self.core.outgoing.run_ended(lane, run, len(run) if lost else sent, self.now)
 
     def receive(self, lane: int, count: int) -> bool:
         """Read up to `count` bytes of a lane; False if nothing can be read."""
@@ -210,7 +210,7 @@ class Side:
         rest = bytes(wire.data[:taken])
         used = 0
         while used < taken:
-            self.core.heard(self.now, wire.reader.segment)
+            self.core.liveness.heard(self.now, wire.reader.segment)
             filled = 0
             for view in wire.reader.buffers():
                 part = rest[used + filled : used + filled + view.nbytes]
@@ -235,11 +235,11 @@ class Side:
     def arrive(self, header: SegmentHeader, payload: memoryview | None) -> None:
         """A segment is in its place, or was dropped."""
         if payload is not None:
-            self.handle(self.core.segment(header, checksum(payload), self.now))
+            self.handle(self.core.incoming.segment(header, checksum(payload), self.now))
 
     def place(self, wire: Wire, header: SegmentHeader) -> bool:
         try:
-            view = self.core.place(header, self.now)
+            view = self.core.incoming.place(header, self.now)
         except SegmentAwaitsOffer:
             wire.waiting = header
             return False
@@ -284,7 +284,7 @@ class Pair:
         for side in self.sides:
             side.end_run(lane, lost=True)
             wire = side.inbound[lane]
-            side.core.lane_lost(wire.reader.unfinished)
+            side.core.incoming.lost(wire.reader.unfinished)
             wire.data.clear()
             wire.reader, wire.waiting = FrameReader(), None
         for side, other in (self.sides, self.sides[::-1]):
@@ -308,8 +308,8 @@ class Pair:
         """Nothing is left of any transfer, on either side."""
         for side in self.sides:
             assert side.core.open_transfers() == []
-            assert not side.core._receive_progress_s
-            assert not side.core._send_progress_s
+            assert not side.core.liveness.receiving
+            assert not side.core.liveness.sending
             assert side.book.reserved_bytes == 0
             assert side.book.early_reserved_bytes == 0
             assert not side.book._entries

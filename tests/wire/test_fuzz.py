@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from lynx_net.wire.connection import LinkCore
 from lynx_net.wire.grants import CreditBook
+from lynx_net.wire.incoming import Incoming
 from lynx_net.wire.receiving import ReceiveState
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def test_every_end_of_a_broken_link(links: ModuleType) -> None:
 @pytest.mark.parametrize(
     ("broken", "name", "replacement"),
     [
-        (LinkCore, "place", lambda *_: [][0]),
+        (Incoming, "place", lambda *_: [][0]),
         (ReceiveState, "page_streams", lambda *_: [memoryview(b"other bytes")]),
         (CreditBook, "remove", lambda *_: []),
     ],
@@ -90,7 +90,7 @@ def test_a_crash_is_noticed_kept_and_can_be_replayed(
     target: ModuleType, corpus: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with monkeypatch.context() as broken:
-        broken.setattr(LinkCore, "place", lambda *_: [][0])
+        broken.setattr(Incoming, "place", lambda *_: [][0])
         with pytest.raises(target.InvariantBroken, match=r"IndexError.*--replay"):
             target.fuzz(5.0, 0, corpus, tmp_path)
         (kept,) = tmp_path.iterdir()

@@ -88,7 +88,7 @@ SEGMENT = SegmentHeader(
 def frames_of(side: Side) -> list[bytes]:
     """Everything a side can send now, a frame each."""
     frames: list[bytes] = []
-    while isinstance(chosen := side.core.next_send(0, 0.0), SendBytes):
+    while isinstance(chosen := side.core.outgoing.next_send(0, 0.0), SendBytes):
         frames.append(b"".join(seal([chosen])))
         side.out[0].data += frames[-1]
     return frames

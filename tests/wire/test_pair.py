@@ -10,7 +10,7 @@ from pairkit import Pair, Side
 from wirekit import LAYOUT, STREAMS
 
 from lynx_net.errors import RemoteProtocolError
-from lynx_net.wire.connection import OfferReceived, TransferDelivered, TransferFailed
+from lynx_net.wire.events import OfferReceived, TransferDelivered, TransferFailed
 from lynx_net.wire.layout import CacheLayout
 from lynx_net.wire.messages import AbortCode, Received
 from lynx_net.wire.receiving import LayerReady, StreamReady, TransferComplete
@@ -92,7 +92,7 @@ class TwoCores(RuleBasedStateMachine):
             self.requested += 1
             asking.core.request(f"request {self.requested}", {})
         if asked.requests and answer == 1:
-            asked.core.refuse(asked.requests.pop(), "no")
+            asked.core.outgoing.refuse(asked.requests.pop(), "no")
         elif asked.requests and answer == 2 and len(self.offered) < 12:
             self.offered.append((1 - side, asked.offer(request_id=asked.requests.pop())))
 

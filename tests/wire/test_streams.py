@@ -11,9 +11,9 @@ from pairkit import Pair, Side
 from wirekit import LAYOUT, NEED_BYTES, page_sizes
 
 from lynx_net.errors import RemoteProtocolError
-from lynx_net.wire.connection import MAX_STREAMS
 from lynx_net.wire.frames import SegmentHeader, checksum
 from lynx_net.wire.grants import CreditBook, Grant
+from lynx_net.wire.messages import MAX_STREAMS
 from lynx_net.wire.receiving import LayerReady, PageSizes, ReceiveState, StreamReady, TransferComplete, largest_of
 from lynx_net.wire.scheduler import EXACT_CLASS, Scheduler, SendBytes, SendQueue, class_of
 
@@ -22,15 +22,15 @@ SEGMENT = 4096
 
 def class_sent(side: Side, chosen: SendBytes) -> int:
     assert chosen.transfer is not None
-    return side.core._sending[chosen.transfer].classes[chosen.stream]
+    return side.core.outgoing._queues[chosen.transfer].classes[chosen.stream]
 
 
 def check_priority(side: Side) -> None:
     """From here on every segment the side sends is of the first class in which anything could be sent."""
-    next_send = side.core.next_send
+    next_send = side.core.outgoing.next_send
 
     def checked(lane: int, now: float) -> object:
-        queues = list(side.core._sending.values())
+        queues = list(side.core.outgoing._queues.values())
         sendable = [
             queue.classes[stream] for queue in queues for stream in range(len(queue.pages)) if queue.sendable(stream)
         ]
@@ -39,7 +39,7 @@ def check_priority(side: Side) -> None:
             assert class_sent(side, chosen) == min(sendable)
         return chosen
 
-    side.core.next_send = checked  # type: ignore[method-assign,assignment]
+    side.core.outgoing.next_send = checked  # type: ignore[method-assign,assignment]
 
 
 @settings(max_examples=40, deadline=None)

@@ -28,7 +28,7 @@ def _begin_all(side: Side, transfer: int) -> list[tuple[SegmentHeader, memoryvie
         for header, _ in segments_of(transfer, page, 0):
             left -= header.length
             if left >= 0 and header.length:
-                view = side.core.place(header, side.now)
+                view = side.core.incoming.place(header, side.now)
                 assert view is not None
                 begun.append((header, view))
     assert len(begun) >= 2
@@ -37,10 +37,10 @@ def _begin_all(side: Side, transfer: int) -> list[tuple[SegmentHeader, memoryvie
 
 def _arrive(side: Side, transfer: int, page: int, stream: int) -> None:
     for header, payload in segments_of(transfer, page, stream):
-        view = side.core.place(header, side.now)
+        view = side.core.incoming.place(header, side.now)
         assert view is not None
         view[:] = payload
-        side.handle(side.core.segment(header, checksum(view), side.now))
+        side.handle(side.core.incoming.segment(header, checksum(view), side.now))
 
 
 def test_late_segments_never_land_in_a_buffer_of_another_transfer() -> None:
@@ -76,7 +76,7 @@ def test_a_page_that_is_being_decoded_is_not_given_to_another_transfer() -> None
     _receiving(side, 2)
     _arrive(side, 2, 2, 0)
     [event] = side.to_decode
-    state = side.core.receive_state(2)
+    state = side.core.incoming.state(2)
     assert state is not None
     [in_the_decoder] = state.page_streams(event.page, event.stream)
     assert in_the_decoder.nbytes > 1
