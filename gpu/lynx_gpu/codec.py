@@ -152,7 +152,7 @@ class DeviceCodec:
             CodecError: the bytes are no pages of this codec and these shapes.
         """
         known = len(hosts[0])
-        if len(hosts) != len(plan.jobs) or any(len(streams) != known for streams in hosts):
+        if len(hosts) != len(plan.jobs) or {*map(len, hosts)} != {known}:
             raise CodecError("the same number of streams of every page is needed")
         exact = known - 1 in self.codec.variable_streams
         for page in range(len(hosts)) if exact else self._unlike(plan, hosts):
@@ -168,9 +168,9 @@ class DeviceCodec:
         if not plain:
             return list(range(len(hosts)))
         header_bytes = self.codec.header_bytes
-        headers = [bytes(hosts[page][0][:header_bytes]) for page in plain]
-        lengths = [[*map(len, hosts[page])] for page in plain]
-        if headers.count(headers[0]) == len(headers) and lengths.count(lengths[0]) == len(lengths):
+        headers = {hosts[page][0][:header_bytes].tobytes() for page in plain}
+        lengths = {tuple(map(len, hosts[page])) for page in plain}
+        if len(headers) == len(lengths) == 1:
             return [plain[0], *plan.others]
         return list(range(len(hosts)))
 

@@ -28,8 +28,6 @@ from lynx_gpu.events import Memory
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from numpy.typing import NDArray
-
     from lynx_gpu.events import Event
 
 __all__ = ["SLAB_BYTES", "BufferTooLargeError", "PinnedRing", "Staging", "ordinary_memory"]
@@ -69,12 +67,12 @@ class PinnedRing:
         self._allocate = allocate
         self._lock = threading.Lock()
         self._slabs: list[tuple[Memory, Arena]] = []
-        self._edges = np.empty((2, 0), np.uint64)
-        """Where the slabs begin and end, in order."""
         # Filled by finalizers, which may run anywhere, also inside of `take`: they take no lock.
         self._returned: deque[tuple[Arena, int]] = deque()
         self._waiter: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
         self._turn = asyncio.Lock()
+        self._no_room_for: int | None = None
+        """Pieces of this size or more do not fit as long as nothing comes back: many may be asked for in a row."""
 
     @property
     def allocated_bytes(self) -> int:
@@ -97,10 +95,13 @@ class PinnedRing:
         """A writable view of so many bytes with any content, or None if there is no room now. Never blocks."""
         with self._lock:
             self._reclaim()
+            if self._no_room_for is not None and size_bytes >= self._no_room_for:
+                return None
             for memory, arena in self._slabs:
                 offset = arena.take(size_bytes)
                 if offset is not None:
                     return self._view(memory, arena, offset, size_bytes)
+            self._no_room_for = size_bytes
         return None
 
     def take_all(self, sizes_bytes: Sequence[int]) -> list[memoryview] | None:
@@ -121,18 +122,8 @@ class PinnedRing:
         memory = self._allocate(size)
         with self._lock:
             self._slabs.append((memory, Arena(size)))
-            edges = sorted((slab.address, slab.address + slab.size_bytes) for slab, _ in self._slabs)
-            self._edges = np.array(edges, np.uint64).T
+            self._no_room_for = None
         return True
-
-    def covers(self, addresses: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Which of these addresses lie in the ring."""
-        begins, ends = self._edges
-        if not len(begins):
-            return np.zeros(addresses.shape, np.bool_)
-        slab = np.searchsorted(begins, addresses, "right")
-        inside: NDArray[np.bool_] = (slab > 0) & (addresses < ends[np.maximum(slab, 1) - 1])
-        return inside
 
     async def take_when_free(self, sizes_bytes: Sequence[int], grow: Callable[[], Awaitable[bool]]) -> list[memoryview]:
         """The same as `take_all`, but waits for its turn and for room. `grow` runs `self.grow` in a thread.
@@ -178,6 +169,7 @@ class PinnedRing:
         while self._returned:
             arena, offset = self._returned.popleft()
             arena.give(offset)
+            self._no_room_for = None
 
 
 class Staging:

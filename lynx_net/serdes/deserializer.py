@@ -18,7 +18,6 @@ from lynx_net.serdes.pages import LayerPages
 from lynx_net.serdes.sizes import TransferSizes
 from lynx_net.serdes.waiting import BATCH_PAGES, WaitingPages
 from lynx_net.wire.messages import AbortCode
-from lynx_net.wire.receiving import largest_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -182,10 +181,13 @@ class ReceivedTransfer(IncomingTransfer):
         """Pages of a run for a device: half of what the windows allow to come, or less, so that runs are alike."""
         config = link.core.config
         run_pages = DEVICE_BATCH_PAGES
-        for page in range(self._pages.per_layer):
-            for stream, sizes in enumerate(self.sizes(page)):
-                window = config.residual_window_bytes if stream else config.anchor_window_bytes
-                run_pages = min(run_pages, window // 2 // max(largest_of(sizes), 1))
+        arrays = range(0, self._pages.per_layer, max(self._per_array, 1))
+        for stream in range(self.offer.streams):
+            window = config.residual_window_bytes if stream else config.anchor_window_bytes
+            for first in arrays:
+                # Of a usual page: the last one of a cache may have many times its bytes, for its fine tokens.
+                usual = sorted(self._sizes.most(page, stream) for page in range(first, first + self._per_array))
+                run_pages = min(run_pages, window // 2 // max(usual[len(usual) // 2], 1))
         runs = -(-self._per_array // max(run_pages, 1))
         return max(-(-self._per_array // max(runs, 1)), 1)
 

@@ -15,12 +15,11 @@ from lynx_codec.plan import DEFAULT_PLAN
 from lynx_gpu.ring import PinnedRing, Staging, ordinary_memory
 from lynx_net.errors import LocalProtocolError
 from lynx_net.serdes.backend import Backend, CudaBackend
+from lynx_net.serdes.receive_pool import ReceivePool
 from lynx_net.wire.pool import BufferPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from numpy.typing import NDArray
 
     from lynx_codec import Codec
     from lynx_gpu.codec import DeviceCodec
@@ -70,7 +69,7 @@ class _Receiving:
     """Where received bytes lie, and the thread that makes more of it pinned."""
 
     ring: PinnedRing
-    pool: BufferPool
+    pool: ReceivePool
     pinning: ThreadPoolExecutor
 
 
@@ -114,7 +113,7 @@ class Devices:
             room = self._overflow.take(size_bytes)
         return memoryview(bytearray(size_bytes)) if room is None else room
 
-    def receive_pool(self, device: int, need_bytes: int) -> BufferPool:
+    def receive_pool(self, device: int, need_bytes: int) -> ReceivePool:
         """Buffers for what arrives for any device, pinned as far as there is pinned memory by then.
 
         More of it is allocated in a thread of its own if `need_bytes` are worth it: nobody waits for that.
@@ -123,15 +122,9 @@ class Devices:
             limit = self.buffers.receive_pinned_bytes
             ring = PinnedRing(limit, self.side(device).runtime.pinned)
             pinning = ThreadPoolExecutor(1, thread_name_prefix="lynx_net-pin")
-            self._receiving = _Receiving(ring, BufferPool(limit, _pinned_or_ordinary(ring)), pinning)
+            self._receiving = _Receiving(ring, ReceivePool(ring), pinning)
         self._receiving.pinning.submit(_grow_to, self._receiving.ring, need_bytes)
         return self._receiving.pool
-
-    def pinned(self, addresses: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Which of these buffers of the receive pool a device can read by itself."""
-        return (
-            np.zeros(addresses.shape, np.bool_) if self._receiving is None else self._receiving.ring.covers(addresses)
-        )
 
     def prepare(self) -> None:
         """Allocate now, up to the bounds, what `DeviceBuffers.prepare` asks for. Blocks for a second or so."""

@@ -20,6 +20,7 @@ from lynx_net.errors import CodecError, LocalProtocolError
 from lynx_net.serdes.decoder import decode_page
 from lynx_net.serdes.device_encoder import address_of
 from lynx_net.serdes.encoder import DTYPES
+from lynx_net.serdes.receive_pool import pinned_address
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -93,7 +94,7 @@ class DeviceDecoders:
         if plans is None:
             return _ByHost(backend, side, layer, self._codecs.codec(layer, kind), view)
         streams = len(self._codecs.stream_names)
-        return _OnDevice(self._devices, side, plans, view, self._codecs.places(layer, kind), streams)
+        return _OnDevice(side, plans, view, self._codecs.places(layer, kind), streams)
 
 
 def _checked(backend: Backend, array: Any, shape: tuple[int, int, int]) -> DeviceView:
@@ -147,9 +148,8 @@ class _OnDevice:
     """With kernels."""
 
     def __init__(
-        self, devices: Devices, side: DeviceSide, plans: _Plans, view: DeviceView, places: Sequence[int], streams: int
+        self, side: DeviceSide, plans: _Plans, view: DeviceView, places: Sequence[int], streams: int
     ) -> None:
-        self._devices = devices
         self._side = side
         self._plans = plans
         self._view = view
@@ -173,8 +173,9 @@ class _OnDevice:
         plan, offsets, most_bytes = self._plans.of(pages)
         streams = self._own(pages)
         known = len(streams[0])
-        lengths = np.array([[stream.nbytes for stream in of_page] for of_page in streams], np.uint64)
-        if (lengths > most_bytes[:, :known]).any():
+        pieces = [stream for of_page in streams for stream in of_page]
+        lengths = np.fromiter(map(len, pieces), np.uint64, len(pieces))
+        if (lengths.reshape(-1, known) > most_bytes[:, :known]).any():
             raise CodecError(f"a stream of {lengths.max()} bytes, {most_bytes.max()} at most are a page's")
         table_bytes = lengths.size * SPAN.itemsize
         notes = side.notes.take(-(-(plan.status_bytes + table_bytes) // NOTES_UNIT_BYTES) * NOTES_UNIT_BYTES)
@@ -182,12 +183,11 @@ class _OnDevice:
         with runtime.here():
             try:
                 table = np.frombuffer(notes, np.uint64, 3 * lengths.size, plan.status_bytes).reshape(-1, 3)
-                table[:, 0] = [address_of(stream) if stream.nbytes else 0 for of_page in streams for stream in of_page]
                 table[:, 1] = (offsets[:, :known] + np.uint64(staging)).ravel()
-                table[:, 2] = lengths.ravel()
+                table[:, 2] = lengths
                 at = address_of(notes)
                 notes_pinned = not isinstance(notes.obj, bytearray)
-                self._copy(table, at + plan.status_bytes if notes_pinned else None)
+                self._copy(pieces, table, at + plan.status_bytes if notes_pinned else None)
                 runtime.after(side.decoding, runtime.record(side.arriving))
                 self._plans.codec.decode(plan, streams, staging, self._view, side.decoding)
                 back = runtime.to_pinned if notes_pinned else runtime.to_host
@@ -203,18 +203,21 @@ class _OnDevice:
                 side.staging.give(staging, decoded)
         return _Batch(side, plan, decoded, notes)
 
-    def _copy(self, table: NDArray[np.uint64], at: int | None) -> None:
-        """Copy what the table says to the device; it lies there in pinned memory, unless that is None."""
+    def _copy(self, pieces: Sequence[memoryview], table: NDArray[np.uint64], at: int | None) -> None:
+        """Copy these to where the table says on the device; it lies at `at` in pinned memory, unless that is None."""
         side, runtime = self._side, self._side.runtime
-        pinned = self._devices.pinned(table[:, 0]) if at is not None else np.zeros(len(table), np.bool_)
-        if not pinned.all():
-            rest = table[~pinned].tolist()
-            table[~pinned, 2] = 0
-            for source, target, size_bytes in rest:
-                if size_bytes:
-                    runtime.to_device(target, source, size_bytes, side.arriving)
-        if at is not None and pinned.any():
-            runtime.gather(at, len(table), int(table[:, 2].max()), side.arriving)
+        addresses = [pinned_address(piece) if at is not None else None for piece in pieces]
+        if None in addresses:
+            for number, piece in enumerate(pieces):
+                if addresses[number] is None:
+                    addresses[number] = 0
+                    if piece.nbytes:
+                        runtime.to_device(int(table[number, 1]), address_of(piece), piece.nbytes, side.arriving)
+                    table[number, 2] = 0
+        table[:, 0] = addresses
+        most_bytes = int(table[:, 2].max())
+        if at is not None and most_bytes:
+            runtime.gather(at, len(table), most_bytes, side.arriving)
 
     def _own(self, pages: Sequence[Arrived]) -> list[list[memoryview]]:
         """Of each page those streams of the transfer that are the codec's; the others are empty."""
