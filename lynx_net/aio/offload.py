@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable
     from concurrent.futures import Executor, Future
 
-__all__ = ["begin_blocking", "run_blocking", "run_or_withdraw"]
+__all__ = ["run_blocking", "run_or_withdraw"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -24,15 +24,6 @@ async def run_blocking(executor: Executor | None, work: Callable[P, T], *args: P
     if executor is None or _in_virtual_time():
         return work(*args, **kwargs)
     return await _finished(executor.submit(work, *args, **kwargs), withdraw=False)
-
-
-def begin_blocking(
-    executor: Executor | None, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs
-) -> Coroutine[Any, Any, T]:
-    """As `run_blocking`, but the executor begins at once. What this returns must be awaited in any case."""
-    if executor is None or _in_virtual_time():
-        return run_blocking(None, work, *args, **kwargs)
-    return _finished(executor.submit(work, *args, **kwargs), withdraw=False)
 
 
 async def run_or_withdraw(executor: Executor | None, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -132,6 +132,11 @@ class OutgoingTransfer(_Transfer):
             await self._room.wait()
         self.delivered.done()
 
+    @property
+    def room(self) -> bool:
+        """Whether `wait_for_room` would return at once, as far as is known now; for any thread."""
+        return self._room.is_set()
+
     async def wait_for_few(self, most_bytes: int) -> None:
         """Return when at most so many bytes of all streams together wait to be sent; raises the transfer's error.
 

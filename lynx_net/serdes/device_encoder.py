@@ -15,20 +15,20 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import threading
 from collections import deque
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lynx_gpu.ring import BufferTooLargeError
-from lynx_net.aio.offload import begin_blocking, run_blocking
+from lynx_net.aio.offload import run_blocking
 from lynx_net.errors import CodecError, LocalProtocolError, NonFiniteError
 from lynx_net.serdes.encoder import EncodedGroup, check_shape, encode_page, fine_positions, groups_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from concurrent.futures import Executor
 
     from numpy.typing import NDArray
@@ -85,6 +85,41 @@ class _Job:
     pinned: bool
 
 
+@dataclass(slots=True)
+class _Work:
+    """A layer that is being encoded: what is left of it, and where it goes."""
+
+    layer: int
+    arrays: Mapping[Kind, Any]
+    callers: Mapping[Kind, int]
+    groups: deque[list[PageRef]]
+    outlet: Outlet
+    loop: asyncio.AbstractEventLoop
+    loop_thread: int
+    sources: dict[Kind, _Source] = field(default_factory=dict)
+    started: deque[tuple[_Job, Event]] = field(default_factory=deque)
+    wants: tuple[PinnedRing, list[int]] | None = None
+    """Pieces for the next group that there were not."""
+    pieces: tuple[list[memoryview], bool] | None = None
+    """These, now that there are, and whether they are pinned."""
+    error: Exception | None = None
+    """Of the outlet."""
+
+    def put(self, encoded: EncodedGroup) -> None:
+        """Have the event loop put this into the outlet: in order, and before it hears that the visit is over."""
+        if threading.get_ident() == self.loop_thread:
+            self._put(encoded)
+        else:
+            self.loop.call_soon_threadsafe(self._put, encoded)
+
+    def _put(self, encoded: EncodedGroup) -> None:
+        if self.error is None:
+            try:
+                self.outlet.put(encoded)
+            except Exception as error:  # for who waits in `encode`
+                self.error = error
+
+
 class DeviceEncoder:
     """Of one transfer. Arrays may lie on different devices."""
 
@@ -125,46 +160,62 @@ class DeviceEncoder:
             return
         # Here, since what is current for this thread is not for another.
         callers: dict[Kind, int] = {kind: self._devices.backend.current_stream(array) for kind, array in arrays.items()}
-        sources = await run_blocking(self._executor, self._sources, layer, arrays, callers)
-        groups = self._groups if self._plans else self._first_groups
-        started: deque[tuple[_Job, Event]] = deque()
-        encoded: EncodedGroup | None = None
+        groups = deque(self._groups if self._plans else self._first_groups)
+        work = _Work(layer, arrays, callers, groups, outlet, asyncio.get_running_loop(), threading.get_ident())
         try:
-            for group in groups:
-                source = sources[group[0].kind]
+            while work.groups:
                 await outlet.wait_for_room()
-                if source.codec is None:
-                    while started:
-                        encoded = await self._turn(outlet, encoded, partial(self._finish, started))
-                    encoded = await self._turn(outlet, encoded, partial(self._encode_on_host, layer, group, source))
-                    continue
-                plan = self._plan(source.codec, group)
-                later_at = min((spans[1][0] for spans in plan.spans if len(spans) > 1), default=plan.total_bytes)
-                (first, *later), pinned = await self._pieces(source, [later_at, plan.total_bytes - later_at])
-                job = _Job(layer, group, source, plan, later_at, first, later[0] if later else None, pinned)
-                encoded = await self._turn(outlet, encoded, partial(self._step, job, started))
-            while started:
-                encoded = await self._turn(outlet, encoded, partial(self._finish, started))
-            if encoded is not None:
-                outlet.put(encoded)
+                if work.wants is not None:
+                    work.pieces = await self._pieces(*work.wants)
+                await run_blocking(self._executor, self._visit, work)
+                if work.error is not None:
+                    raise work.error
         finally:
-            if started:  # an error or a cancellation: the device still reads the arrays and writes to the ring
-                await run_blocking(self._executor, _wait_for_all, started)
+            if work.started:  # an error: the device still reads the arrays and writes to the ring
+                await run_blocking(self._executor, _wait_for_all, work.started)
 
-    async def _turn(
-        self,
-        outlet: Outlet,
-        before: EncodedGroup | None,
-        work: Callable[[], EncodedGroup | None],
-    ) -> EncodedGroup | None:
-        """Do something in the codec thread; meanwhile, queue what was encoded before."""
-        coming = begin_blocking(self._executor, work)
-        try:
-            if before is not None:
-                outlet.put(before)
-        finally:
-            after = await coming
-        return after
+    def _visit(self, work: _Work) -> None:
+        """Encode groups as long as there is room for them; what is finished goes to the outlet. In the codec thread.
+
+        All of a layer in one visit, if it can be: the event loop is told to queue what is finished, but not waited for.
+        When this returns nothing is started any more, and nothing is left, or pieces are wanted, or the outlet is full.
+        """
+        if not work.sources:
+            work.sources = self._sources(work.layer, work.arrays, work.callers)
+        started = work.started
+        while work.groups and work.error is None:
+            group = work.groups[0]
+            source = work.sources[group[0].kind]
+            if source.codec is None:
+                while started:
+                    work.put(self._finish(started))
+                work.put(self._encode_on_host(work.layer, group, source))
+            else:
+                job = self._job(work, group, source)
+                if job is None:
+                    break
+                started.append((job, self._start(job)))
+                if len(started) >= IN_FLIGHT:
+                    work.put(self._finish(started))
+            work.groups.popleft()
+            if not work.outlet.has_room():
+                break
+        while started:
+            work.put(self._finish(started))
+
+    def _job(self, work: _Work, group: list[PageRef], source: _Source) -> _Job | None:
+        """A group with places to go to, or None if there are none now."""
+        assert source.codec is not None
+        plan = self._plan(source.codec, group)
+        later_at = min((spans[1][0] for spans in plan.spans if len(spans) > 1), default=plan.total_bytes)
+        sizes = [size for size in (later_at, plan.total_bytes - later_at) if size]
+        pieces = work.pieces or _pieces_at_once(source.ring, sizes)
+        work.pieces = None
+        work.wants = (source.ring, sizes) if pieces is None else None
+        if pieces is None:
+            return None
+        (first, *later), pinned = pieces
+        return _Job(work.layer, group, source, plan, later_at, first, later[0] if later else None, pinned)
 
     def _sources(self, layer: int, arrays: Mapping[Kind, Any], callers: Mapping[Kind, int]) -> dict[Kind, _Source]:
         """Views of the arrays; what is encoded from now on waits for the callers' streams."""
@@ -189,27 +240,18 @@ class DeviceEncoder:
             )
         return self._plans[key]
 
-    async def _pieces(self, source: _Source, sizes: Sequence[int]) -> tuple[list[memoryview], bool]:
+    async def _pieces(self, ring: PinnedRing, sizes: Sequence[int]) -> tuple[list[memoryview], bool]:
         """Room in the pinned ring, once there is some; if that takes long, in ordinary memory, which is slower.
 
         Returns also whether it is pinned.
         """
-        ring = source.ring
-        wanted = [size for size in sizes if size]
-        if not ring.contended and (at_once := ring.take_all(wanted)) is not None:
-            return at_once, True
         try:
             async with asyncio.timeout(RING_WAIT_S):
-                return await ring.take_when_free(wanted, lambda: run_blocking(self._executor, ring.grow)), True
+                return await ring.take_when_free(sizes, lambda: run_blocking(self._executor, ring.grow)), True
         except BufferTooLargeError as error:
             raise LocalProtocolError(f"{error}; give more send_pinned_bytes, or smaller pages") from error
         except TimeoutError:
-            return [self._devices.overflow_room(size) for size in wanted], False
-
-    def _step(self, job: _Job, started: deque[tuple[_Job, Event]]) -> EncodedGroup | None:
-        """Start one group, and finish the oldest if that makes too many. In the codec thread."""
-        started.append((job, self._start(job)))
-        return self._finish(started) if len(started) >= IN_FLIGHT else None
+            return [self._devices.overflow_room(size) for size in sizes], False
 
     def _start(self, job: _Job) -> Event:
         side, plan, codec = job.source.side, job.plan, job.source.codec
@@ -273,6 +315,14 @@ class DeviceEncoder:
             codec = self._codecs.codec(layer, page.kind)
             encoded.append(encode_page(codec, page, array, fine_positions(self._fine, page)))
         return EncodedGroup(layer, group, list(zip(*encoded, strict=True)))
+
+
+def _pieces_at_once(ring: PinnedRing, sizes: Sequence[int]) -> tuple[list[memoryview], bool] | None:
+    """Room in the pinned ring if there is some now, and nobody waits for it. In the codec thread."""
+    if ring.contended:
+        return None
+    pieces = ring.take_all(sizes)
+    return None if pieces is None else (pieces, True)
 
 
 def _wait_for_all(started: deque[tuple[_Job, Event]]) -> None:

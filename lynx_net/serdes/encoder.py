@@ -44,6 +44,10 @@ class Outlet(Protocol):
         """Return when more may be encoded; raises the transfer's error."""
         ...
 
+    def has_room(self) -> bool:
+        """Whether `wait_for_room` would return at once, as far as is known now. For any thread."""
+        ...
+
     def put(self, encoded: EncodedGroup) -> None:
         """Queue these pages."""
         ...

@@ -175,6 +175,9 @@ class _Outlet:
     async def wait_for_room(self) -> None:
         await self._transfer.wait_for_room()
 
+    def has_room(self) -> bool:
+        return self._transfer.room
+
     def put(self, encoded: EncodedGroup) -> None:
         before = encoded.layer * self._per_layer
         self._transfer.submit_all(
