@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 import threading
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +31,7 @@ __all__ = ["BACKEND", "DeviceBuffers", "DeviceSide", "Devices"]
 BACKEND: Backend = CudaBackend()
 """Who answers for device memory; tests put something else here."""
 
+logger = logging.getLogger("lynx_net")
 
 NOTES_BYTES = 1024 * 1024
 KEPT_CODECS = 64
@@ -164,10 +167,12 @@ class DeviceSide:
         """What goes with a batch: where its pieces lie, and how its pages have fared. Pinned, but for bytearrays."""
         self._backend = backend
         self._codecs: OrderedDict[str, DeviceCodec] = OrderedDict()
+        self._warned: set[tuple[str, int]] = set()
 
     def codec(self, codec: Codec, shape: PageShape) -> DeviceCodec | None:
         """The codec on this device, kept for others like it; None if it has no kernels for pages of this shape."""
         if not self._backend.has_kernels(codec, shape):
+            self._warn_of(codec, shape)
             return None
         key = f"{codec.name} {codec.params()}"
         if key not in self._codecs:
@@ -176,6 +181,22 @@ class DeviceSide:
         if len(self._codecs) > KEPT_CODECS:
             self._codecs.popitem(last=False)
         return self._codecs[key]
+
+
+    def _warn_of(self, codec: Codec, shape: PageShape) -> None:
+        """Say once that pages have no kernels for their length alone: nobody expects that."""
+        if (codec.name, shape.tokens) in self._warned:
+            return
+        self._warned.add((codec.name, shape.tokens))
+        short = dataclasses.replace(shape, raw_head=0, raw_tail=0, fine=0)
+        while short.tokens > 1 and not self._backend.has_kernels(codec, short):
+            short = dataclasses.replace(short, tokens=short.tokens // 2)
+        if short.tokens > 1:
+            logger.warning(
+                "pages of %d tokens are too long for the kernels of the codec %s: they are copied to the host and coded "
+                "there, which takes many times as long; pages of %d tokens (CacheLayout.page_tokens) are not too long",
+                *(shape.tokens, codec.name, short.tokens),
+            )
 
 
 def _pinned_or_ordinary(ring: PinnedRing) -> Callable[[int], memoryview]:

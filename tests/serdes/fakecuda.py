@@ -238,6 +238,7 @@ class FakeCuda:
     bad_header: bool = False
     bad_pages: int = 0
     without_kernels: tuple[str, ...] = ()
+    longest_page: int = 1 << 16
     pinned_bytes: int = 0
     device_bytes: dict[int, int] = field(default_factory=dict)
     encoded: list[tuple[int, int]] = field(default_factory=list)
@@ -279,7 +280,7 @@ class FakeCuda:
         return FakeRuntime(self, device)
 
     def has_kernels(self, codec: Codec, shape: PageShape) -> bool:
-        return codec.name not in self.without_kernels
+        return codec.name not in self.without_kernels and shape.tokens <= self.longest_page
 
     def codec(self, codec: Codec, device: int) -> FakeCodec:
         return FakeCodec(self, codec, device)

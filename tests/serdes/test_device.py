@@ -117,6 +117,20 @@ async def test_codecs_without_kernels_go_by_way_of_the_host(cuda: FakeCuda, make
     assert cuda.fetched == cuda.stored == cache.layout.page_count
 
 
+async def test_pages_too_long_for_the_kernels_are_told_of_once(
+    cuda: FakeCuda, make_cache: Any, same: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    cuda.longest_page = 100
+    cache = make_cache(layers=2, tokens=300)
+    transfer = await pass_on(cache)
+    assert same(transfer.target.on_host(), cache.decoded("lynx"))
+    assert cuda.encoded == []
+    told = [record.getMessage() for record in caplog.records if "kernels" in record.getMessage()]
+    assert len(told) == 2  # of either side
+    assert "pages of 256 tokens are too long for the kernels of the codec lynx" in told[0]
+    assert "pages of 64 tokens" in told[0]
+
+
 async def test_keys_with_kernels_and_values_without(cuda: FakeCuda, make_cache: Any, same: Any) -> None:
     """A plan whose value codec has one stream and no kernels, beside a key codec with two."""
     cuda.without_kernels = ("int8",)

@@ -1,0 +1,67 @@
+"""Buffers for what arrives for a device."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lynx_gpu.ring import PinnedRing, ordinary_memory
+from lynx_net.serdes.receive_pool import ReceivePool, pinned_address
+
+PIECE = 1000
+
+
+def make_pool(room_bytes: int) -> ReceivePool:
+    ring = PinnedRing(room_bytes, ordinary_memory, slab_bytes=1 << 14)
+    while ring.grow():
+        pass
+    return ReceivePool(ring)
+
+
+def test_buffers_of_other_sizes_make_room() -> None:
+    """A codec whose pages have one size, then one whose pages have another, through memory for one of them."""
+    pool = make_pool(1 << 14)
+
+    def take_and_give_four(size: int) -> None:
+        buffers = [pool.take(size) for _ in range(4)]
+        assert all(pinned_address(buffer) is not None for buffer in buffers)
+        while buffers:
+            pool.give(buffers.pop())
+
+    for size in (PIECE, 3 * PIECE, 2 * PIECE, PIECE):
+        take_and_give_four(size)
+
+
+def test_what_finds_no_room_is_ordinary_memory_and_kept_apart() -> None:
+    pool = make_pool(2048)
+    held = [pool.take(PIECE) for _ in range(4)]
+    assert [pinned_address(buffer) is not None for buffer in held] == [True, True, False, False]
+    addresses = [pinned_address(buffer) for buffer in held]
+    for buffer in held:
+        pool.give(buffer)
+    again = [pool.take(PIECE) for _ in range(4)]
+    assert sorted(a or 0 for a in addresses) == sorted(pinned_address(buffer) or 0 for buffer in again)
+    assert pool.kept_bytes == 0
+
+
+def test_empty_buffers_and_slices_have_no_pinned_address() -> None:
+    pool = make_pool(1 << 14)
+    assert pool.take(0).nbytes == 0
+    assert pinned_address(pool.take(PIECE)[1:]) is None
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.tuples(st.sampled_from([0, 100, 300, 1000, 5000]), st.booleans()), max_size=40))
+def test_nobody_is_given_what_another_holds(steps: list[tuple[int, bool]]) -> None:
+    pool = make_pool(1 << 13)
+    held: list[memoryview] = []
+    for number, (size, give) in enumerate(steps):
+        if give and held:
+            pool.give(held.pop(number % len(held)))
+        buffer = pool.take(size)
+        assert (buffer.nbytes, buffer.readonly, buffer.format) == (size, False, "B")
+        held.append(buffer)
+        for mark, one in enumerate(held):
+            np.frombuffer(one, np.uint8)[:] = mark
+        assert all((np.frombuffer(one, np.uint8) == mark).all() for mark, one in enumerate(held))
