@@ -182,7 +182,6 @@ class DeviceSide:
             self._codecs.popitem(last=False)
         return self._codecs[key]
 
-
     def _warn_of(self, codec: Codec, shape: PageShape) -> None:
         """Say once that pages have no kernels for their length alone: nobody expects that."""
         if (codec.name, shape.tokens) in self._warned:
@@ -193,8 +192,8 @@ class DeviceSide:
             short = dataclasses.replace(short, tokens=short.tokens // 2)
         if short.tokens > 1:
             logger.warning(
-                "pages of %d tokens are too long for the kernels of the codec %s: they are copied to the host and coded "
-                "there, which takes many times as long; pages of %d tokens (CacheLayout.page_tokens) are not too long",
+                "pages of %d tokens are too long for the kernels of the codec %s: they are coded on the host, which is "
+                "many times slower; pages of %d tokens (page_tokens of the layout) would not be",
                 *(shape.tokens, codec.name, short.tokens),
             )
 

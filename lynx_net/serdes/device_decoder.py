@@ -147,9 +147,7 @@ class _Plans:
 class _OnDevice:
     """With kernels."""
 
-    def __init__(
-        self, side: DeviceSide, plans: _Plans, view: DeviceView, places: Sequence[int], streams: int
-    ) -> None:
+    def __init__(self, side: DeviceSide, plans: _Plans, view: DeviceView, places: Sequence[int], streams: int) -> None:
         self._side = side
         self._plans = plans
         self._view = view
