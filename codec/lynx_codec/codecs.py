@@ -195,6 +195,7 @@ class PageCodec(Codec):
     def __init__(self, load_engine: Callable[[], Engine]) -> None:
         self._load_engine = load_engine
         self._seen: dict[tuple[Any, ...], PageHeader] = {}  # most pages of a cache have the same header
+        self._fine_seen: set[tuple[PageShape, bytes]] = set()
 
     @property
     def _engine(self) -> Engine:
@@ -337,7 +338,12 @@ class PageCodec(Codec):
             self._seen[key] = header
         if len(self.row_bits) > 1 and shape.fine:
             at = self.sections(shape, header.wide).fine_positions
-            check_positions(struct.unpack_from(f"<{shape.fine}H", streams[0], at), shape)
+            positions = shape, bytes(streams[0][at : at + 2 * shape.fine])  # those of all layers are alike
+            if positions not in self._fine_seen:
+                check_positions(struct.unpack(f"<{shape.fine}H", positions[1]), shape)
+                if len(self._fine_seen) >= _MOST_SEEN:
+                    self._fine_seen.clear()
+                self._fine_seen.add(positions)
         return header
 
     def sections(self, shape: PageShape, wide: bool) -> Sections:
