@@ -35,6 +35,10 @@ __all__ = ["ReceivedTransfer"]
 DEVICE_BATCH_PAGES = 128
 """Pages decoded at once on a device, at most: what a batch costs Python is much the same whatever its size."""
 
+DEVICE_BATCH_RUNS = 4
+"""Runs that are due when the thread asks are begun together: after all the bytes that lanes have copied the first one
+finds nothing of the interpreter in the caches and takes three times as long as those behind it."""
+
 logger = logging.getLogger("lynx_net")
 
 
@@ -44,6 +48,7 @@ class _Begun:
 
     stream: int
     pages: list[int]
+    of_runs: bool
     started: list[Started] = field(default_factory=list)
 
 
@@ -94,6 +99,7 @@ class ReceivedTransfer(IncomingTransfer):
             run_pages=BATCH_PAGES if self.pool is None else self._device_run(link),
             whole=self.pool is not None,
             bytes_of=self._sizes.most,
+            most_runs=1 if self.pool is None else DEVICE_BATCH_RUNS,
         )
         """Under the link's lock."""
         self._decoding = False
@@ -167,13 +173,16 @@ class ReceivedTransfer(IncomingTransfer):
             logger.exception("the decoder of transfer %d failed", self.id)
 
     def _begin(self, batch: _Begun) -> None:
-        """Pages of one array together; there are none if the transfer has ended."""
+        """Pages of one array together, or each run by itself; there are none if the transfer has ended."""
         streams = self.link.page_streams(self, batch.pages, batch.stream)
         if not streams:
             return
         first, per_array = self._pages.first, self._per_array
         order = sorted(zip(batch.pages, streams, strict=True), key=itemgetter(0))
-        for array, run in itertools.groupby(order, key=lambda one: one[0] // per_array):
+        run_pages = self._waiting.run_pages if batch.of_runs else per_array
+        for (array, _), run in itertools.groupby(
+            order, key=lambda one: (one[0] // per_array, one[0] % per_array // run_pages)
+        ):
             arrived = [(first[index % len(first)], of_page) for index, of_page in run]
             batch.started.append(self._decoders[array].start(arrived))
 

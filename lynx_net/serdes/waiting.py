@@ -15,10 +15,11 @@ BATCH_PAGES = 32
 
 
 class Batch(NamedTuple):
-    """Pages to be decoded with streams 0 to `stream`."""
+    """Pages to be decoded with streams 0 to `stream`: runs, or what there is of any."""
 
     stream: int
     pages: list[int]
+    of_runs: bool
 
 
 class WaitingPages:
@@ -36,6 +37,7 @@ class WaitingPages:
         whole: only what is due is ever given out, so that batches of all arrays are alike. Else, whoever asks gets what
             there is.
         bytes_of: the most bytes that a stream of a page has.
+        most_runs: so many runs that are due are given out together, at most.
     """
 
     def __init__(
@@ -47,12 +49,14 @@ class WaitingPages:
         run_pages: int,
         whole: bool,
         bytes_of: Callable[[int, int], int],
+        most_runs: int = 1,
     ) -> None:
         self._per_array = pages_per_array
-        self._run_pages = run_pages
+        self.run_pages = run_pages
         self._runs_per_array = -(-pages_per_array // run_pages)
         self._whole = whole
         self._bytes_of = bytes_of
+        self._most_runs = most_runs
         self._pages: list[dict[int, None]] = [{} for _ in range(streams)]
         self._bytes = [0] * streams
         self._limits = [0] * streams
@@ -65,7 +69,7 @@ class WaitingPages:
         So many waiting bytes of this stream hold back credit.
         """
         array, position = divmod(page, self._per_array)
-        run = array * self._runs_per_array + position // self._run_pages
+        run = array * self._runs_per_array + position // self.run_pages
         self._pages[stream][page] = None
         self._bytes[stream] += self._bytes_of(page, stream)
         self._limits[stream] = limit_bytes
@@ -84,10 +88,14 @@ class WaitingPages:
         """What to decode now: of the earliest stream that has any, since anchors are first."""
         for stream, pages in enumerate(self._pages):
             chosen: list[int] = []
-            while self._due[stream] and not chosen:
+            runs = 0
+            while self._due[stream] and runs < self._most_runs:
                 run = next(iter(self._due[stream]))
                 del self._due[stream][run]
-                chosen = [page for page in self._pages_of(run) if page in pages]
+                of_run = [page for page in self._pages_of(run) if page in pages]
+                chosen += of_run
+                runs += bool(of_run)
+            of_runs = bool(chosen)
             if not chosen and pages and (not self._whole or self._holds_back(stream)):
                 chosen = list(itertools.islice(pages, BATCH_PAGES))
                 for page in chosen:
@@ -95,7 +103,7 @@ class WaitingPages:
             if chosen:
                 for page in chosen:
                     self._remove(page, stream)
-                return Batch(stream, chosen)
+                return Batch(stream, chosen, of_runs)
         return None
 
     def _holds_back(self, stream: int) -> bool:
@@ -112,8 +120,8 @@ class WaitingPages:
 
     def _pages_of(self, run: int) -> range:
         array, position = divmod(run, self._runs_per_array)
-        first = array * self._per_array + position * self._run_pages
-        return range(first, min(first + self._run_pages, (array + 1) * self._per_array))
+        first = array * self._per_array + position * self.run_pages
+        return range(first, min(first + self.run_pages, (array + 1) * self._per_array))
 
     def _drop(self, pages: range, stream: int) -> None:
         """What waits with more streams need not be decoded with fewer."""

@@ -103,6 +103,17 @@ def test_pages_that_hold_back_credit_do_not_wait_for_their_run(whole: bool) -> N
     assert batch.pages == ([0, 1, 2] if whole else [1, 2])
 
 
+def test_runs_that_are_due_come_together() -> None:
+    pages = WaitingPages(
+        streams=2, pages_per_array=4, arrays=4, run_pages=2, whole=True, bytes_of=lambda page, stream: 10, most_runs=3
+    )
+    for page in range(10):
+        pages.add(page, 0, 10_000)
+    assert pages.next() == (0, [0, 1, 2, 3, 4, 5], True)
+    assert pages.next() == (0, [6, 7, 8, 9], True)
+    assert pages.next() is None
+
+
 def test_after_an_end_nothing_waits() -> None:
     pages = waiting(2, 1, whole=True)
     assert pages.add(0, 0, 10)
