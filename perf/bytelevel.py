@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
 
     from lynx_net.aio.transfer import OutgoingTransfer
-    from lynx_net.transport import SocketOptions
 
 __all__ = ["PACKAGES", "Swallow", "endpoint", "open_bytes", "run"]
 
@@ -47,19 +46,12 @@ class Swallow(IncomingTransfer):
 
 
 def endpoint(
-    rate: str | float | None = None,
-    *,
-    incoming: type[IncomingTransfer] = Swallow,
-    sockets: SocketOptions | None = None,
-    **config: Any,
+    rate: str | float | None = None, *, incoming: type[IncomingTransfer] = Swallow, **config: Any
 ) -> Endpoint[Link]:
     """An endpoint without codecs; `incoming` takes what arrives, `config` are fields of LinkConfig."""
     settings: dict[str, Any] = {"memory_bytes": ROOMY} | config
     return Endpoint(
-        lambda parts: Link(parts, incoming, accept_in_threads=True),
-        config=LinkConfig(**settings),
-        rate=rate,
-        sockets=sockets,
+        lambda parts: Link(parts, incoming, accept_in_threads=True), config=LinkConfig(**settings), rate=rate
     )
 
 

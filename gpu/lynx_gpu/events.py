@@ -6,7 +6,6 @@ interpreter lock, so that a thread in it costs nothing (docs/gpu.md compares it 
 
 from __future__ import annotations
 
-import logging
 import weakref
 from collections import deque
 from contextlib import AbstractContextManager, contextmanager
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lynx_gpu.driver import driver, launch
-from lynx_gpu.hugepages import LARGE_BYTES, LargePages
 from lynx_gpu.modules import kernel
 
 if TYPE_CHECKING:
@@ -26,8 +24,6 @@ if TYPE_CHECKING:
     from lynx_gpu.driver import Driver
 
 __all__ = ["SPAN", "Event", "Memory", "Runtime"]
-
-logger = logging.getLogger("lynx_gpu")
 
 SPAN = np.dtype([("source", "<u8"), ("target", "<u8"), ("bytes", "<u8")])
 """`Span` in kernels/gather.cu."""
@@ -134,18 +130,10 @@ class Runtime:
         owner = _SPARE.take(size_bytes)
         if owner is None:
             with self._cupy.cuda.Device(self.device):
-                owner = self._pin(size_bytes)
+                owner = self._cupy.cuda.PinnedMemory(size_bytes, self._calls.hostAllocPortable)
         memory = Memory(owner.ptr, size_bytes, owner)
         weakref.finalize(memory, _SPARE.give, owner, size_bytes).atexit = False
         return memory
-
-    def _pin(self, size_bytes: int) -> Any:
-        if size_bytes >= LARGE_BYTES and hasattr(self._calls, "hostRegister"):
-            try:
-                return LargePages(size_bytes, self._calls)
-            except self._calls.CUDARuntimeError as error:
-                logger.info("memory is pinned in small pages: %s", error)
-        return self._cupy.cuda.PinnedMemory(size_bytes, self._calls.hostAllocPortable)
 
     def memory(self, size_bytes: int) -> Memory:
         """Memory of the device, not out of anybody's pool, so that what it takes is what is asked for."""
