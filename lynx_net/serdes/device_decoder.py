@@ -204,14 +204,15 @@ class _OnDevice:
     def _copy(self, pieces: Sequence[memoryview], table: NDArray[np.uint64], at: int | None) -> None:
         """Copy these to where the table says on the device; it lies at `at` in pinned memory, unless that is None."""
         side, runtime = self._side, self._side.runtime
-        addresses = [pinned_address(piece) if at is not None else None for piece in pieces]
-        if None in addresses:
-            for number, piece in enumerate(pieces):
-                if addresses[number] is None:
-                    addresses[number] = 0
-                    if piece.nbytes:
-                        runtime.to_device(int(table[number, 1]), address_of(piece), piece.nbytes, side.arriving)
-                    table[number, 2] = 0
+        addresses = [0] * len(pieces)
+        for number, piece in enumerate(pieces):
+            address = pinned_address(piece) if at is not None else None
+            if address is not None:
+                addresses[number] = address
+                continue
+            if piece.nbytes:
+                runtime.to_device(int(table[number, 1]), address_of(piece), piece.nbytes, side.arriving)
+            table[number, 2] = 0
         table[:, 0] = addresses
         most_bytes = int(table[:, 2].max())
         if at is not None and most_bytes:
