@@ -38,6 +38,9 @@ _TOKENS_AHEAD = 128
 _TILE_CHANNELS = 128
 """Of a block of the encoder."""
 
+_WIDE_BLOCKS = 256
+"""That look for pages that need 16-bit fields."""
+
 _LANE_CHANNELS = 8
 _WARP_LANES = 32
 _MAX_SHARED_BYTES = 160 * 1024
@@ -121,8 +124,10 @@ class DeviceCodec:
             arguments = (*common, positions, tail[0], self._cells(), *tail[1:])
             tiles = -(-view.heads * _padded(view.head_size) // _TILE_CHANNELS)
             shared = max(_shared_bytes(self.codec, job.shape) for job in plan.jobs)
-            for name, grid in (("encode_pages", (tiles, len(plan.jobs))), ("encode_wide_pages", (len(plan.jobs), 1))):
-                self._launch(stream, "encode.cu", name, view, grid, shared, arguments)
+            pages = len(plan.jobs)
+            self._launch(stream, "encode.cu", "encode_pages", view, (tiles, pages), shared, arguments)
+            again = (*arguments, np.int32(pages))
+            self._launch(stream, "encode.cu", "encode_wide_pages", view, (min(pages, _WIDE_BLOCKS),), shared, again)
             if self.codec.variable_streams:
                 scratch = self._scratch(len(plan.jobs) * encode_scratch(plan), stream)
                 encode_exact(self._exact_launch(view, stream), plan, common, out, scratch.data.ptr)

@@ -488,45 +488,37 @@ template <int BITS> __device__ __forceinline__ Planes<BITS> load_planes(const u8
     return planes;
 }
 
-__device__ __forceinline__ u32 unpack4(u32 bits) // 16 bits to 4 bytes
-{
-    bits = (bits | bits << 8) & 0x00FF00FFu;
-    return (bits | bits << 4) & 0x0F0F0F0Fu;
-}
+// Bits to the left, or to the right.
+template <int BY> __device__ __forceinline__ u32 shifted(u32 bits) { return BY >= 0 ? bits << (BY & 31) : bits >> (-BY & 31); }
 
-__device__ __forceinline__ u32 unpack2(u32 bits) // 8 bits
-{
-    bits = (bits | bits << 12) & 0x000F000Fu;
-    return (bits | bits << 6) & 0x03030303u;
-}
-
-__device__ __forceinline__ u32 unpack1(u32 bits) // 4 bits
-{
-    bits = (bits | bits << 14) & 0x00030003u;
-    return (bits | bits << 7) & 0x01010101u;
-}
-
-// Adds what the planes hold to 8 codes that have none of these bits.
-template <int BITS, int SHIFT> __device__ __forceinline__ void add_codes(const Planes<BITS> &planes, u32 &low, u32 &high)
+// Adds what the planes hold to 8 codes that have none of these bits, a byte each: those of channels 0, 2, 4, 6 in `even`,
+// of the others in `odd`. The lowest bit of the planes becomes bit SHIFT.
+template <int BITS, int SHIFT> __device__ __forceinline__ void add_codes(const Planes<BITS> &planes, u32 &even, u32 &odd)
 {
     if constexpr (BITS == 8) {
-        low = (u32)planes.eight;
-        high = (u32)(planes.eight >> 32);
+        even = __byte_perm((u32)planes.eight, (u32)(planes.eight >> 32), 0x6420);
+        odd = __byte_perm((u32)planes.eight, (u32)(planes.eight >> 32), 0x7531);
         return;
     }
     if constexpr ((BITS & 4) != 0) {
-        const int shift = SHIFT + (BITS & 3);
-        low |= unpack4(planes.four & 0xFFFFu) << shift;
-        high |= unpack4(planes.four >> 16) << shift;
+        constexpr int shift = SHIFT + (BITS & 3);
+        even |= shifted<shift>(planes.four) & 0x0F0F0F0Fu << shift;
+        odd |= shifted<shift - 4>(planes.four) & 0x0F0F0F0Fu << shift;
     }
     if constexpr ((BITS & 2) != 0) {
-        const int shift = SHIFT + (BITS & 1);
-        low |= unpack2(planes.two & 0xFFu) << shift;
-        high |= unpack2(planes.two >> 8) << shift;
+        constexpr int shift = SHIFT + (BITS & 1);
+        // A nibble selects a byte that holds its two bits in their place.
+        constexpr u32 table = (0x03020100u & 0x03030303u) << shift;
+        even |= __byte_perm(table, 0, planes.two & 0x3333u);
+        odd |= __byte_perm(table, 0, planes.two >> 2 & 0x3333u);
     }
     if constexpr ((BITS & 1) != 0) {
-        low |= unpack1(planes.one & 0x0Fu) << SHIFT;
-        high |= unpack1(planes.one >> 4) << SHIFT;
+        // Copies 6 bits apart: bit 2 k of the first 8 comes to be the lowest of byte k; what meets does not reach there.
+        even |= (planes.one & 0x55u) * (0x00041041u << SHIFT) & 0x01010101u << SHIFT;
+        if constexpr (SHIFT > 0)
+            odd |= (planes.one & 0xAAu) * (0x00041041u << (SHIFT - 1)) & 0x01010101u << SHIFT;
+        else
+            odd |= (planes.one >> 1 & 0x55u) * 0x00041041u & 0x01010101u;
     }
 }
 

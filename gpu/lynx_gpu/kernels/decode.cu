@@ -145,18 +145,24 @@ __device__ __forceinline__ void load_staged(Row<STREAM> &row, const u8 *stage, i
     }
 }
 
-template <int STREAM, int COUNT> __device__ __forceinline__ void add_later(const Row<STREAM> &row, u32 &low, u32 &high)
+// `BELOW`: the lowest of all bits becomes bit -BELOW.
+template <int STREAM, int COUNT, int BELOW> __device__ __forceinline__ void add_later(const Row<STREAM> &row, u32 &even, u32 &odd)
 {
     if constexpr (STREAM < COUNT) {
-        add_codes<bits_of_stream(STREAM), shift_of_stream(STREAM)>(row.planes, low, high);
-        add_later<STREAM + 1, COUNT>(row.later, low, high);
+        add_codes<bits_of_stream(STREAM), shift_of_stream(STREAM) - BELOW>(row.planes, even, odd);
+        add_later<STREAM + 1, COUNT, BELOW>(row.later, even, odd);
     }
 }
+
+// Codes of the first stream alone are looked up: they are made as multiples of 4, the size of an entry.
+#define LOOKED_UP ((LYNX || POINTS_AT) && KNOWN == 1 && !ALL && bits_of_stream(0) <= 6)
 
 // Where a code is read, of which the bits of all streams are known (WHOLE) or of KNOWN: in steps of the chunk's length, or
 // of sigma.
 template <bool WHOLE> __device__ __forceinline__ float position_of(u32 code, const float *coarse, const float *full)
 {
+    if constexpr (!WHOLE && LOOKED_UP)
+        return *(const float *)((const u8 *)coarse + code);
 #if LYNX
     return WHOLE ? full[code] : coarse[code >> FIRST_SHIFT];
 #else
@@ -212,28 +218,46 @@ struct Lane {
     i64 column;
 
     template <bool WHOLE>
-    __device__ __forceinline__ void read(float *values, u32 low, u32 high, const float *base, const float *delta) const
+    __device__ __forceinline__ void read(float *values, u32 even, u32 odd, const float *base, const float *delta) const
     {
 #pragma unroll
         for (int i = 0; i < LANE_CHANNELS; i++) {
-            const u32 code = (i < 4 ? low : high) >> 8 * (i & 3) & 0xFFu;
+            const u32 code = (i & 1 ? odd : even) >> 8 * (i / 2) & 0xFFu;
             values[i] = __fadd_rn(base[i], __fmul_rn(delta[i], position_of<WHOLE>(code, coarse, full)));
         }
     }
 
     template <int COUNT>
-    __device__ __forceinline__ void decode(int token, int place, const float *base, const float *delta) const
+    __device__ __forceinline__ void read_row(float *values, const Row<0> &row, const float *base, const float *delta) const
+    {
+        constexpr bool whole = COUNT == STREAMS;
+        constexpr int below = !whole && LOOKED_UP ? FIRST_SHIFT - 2 : 0;
+        u32 even = 0, odd = 0;
+        add_later<0, COUNT, below>(row, even, odd);
+        read<whole>(values, even, odd, base, delta);
+    }
+
+    template <int COUNT> __device__ __forceinline__ Row<0> load(int token, int place) const
     {
         Row<0> row;
-        u32 low = 0, high = 0;
         row.planes = load_planes<bits_of_stream(0)>(
             rows.codes[0] + (i64)(token - first) * row_bytes(bits_of_stream(0)), group);
         load_later<1, COUNT>(row.later, rows, place, group);
-        add_codes<bits_of_stream(0), shift_of_stream(0)>(row.planes, low, high);
-        add_later<1, COUNT>(row.later, low, high);
+        return row;
+    }
+
+    template <int COUNT>
+    __device__ __forceinline__ void write(int token, const Row<0> &row, const float *base, const float *delta) const
+    {
         float values[LANE_CHANNELS];
-        read<COUNT == STREAMS>(values, low, high, base, delta);
+        read_row<COUNT>(values, row, base, delta);
         store_values(view.pointer, row_of(view, start + token) + column, count, values);
+    }
+
+    template <int COUNT>
+    __device__ __forceinline__ void decode(int token, int place, const float *base, const float *delta) const
+    {
+        write<COUNT>(token, load<COUNT>(token, place), base, delta);
     }
 
     // One token with whatever is known of it.
@@ -245,9 +269,9 @@ struct Lane {
             decode<KNOWN>(token, place, base, delta);
     }
 
-    // All tokens of a run are coded, and of one chunk. If some are fine, the bits that only these have are not looked at.
-    __device__ __forceinline__ void decode_run(const Ahead &ahead, int begin, const int *places, const float *bases,
-                                               const float *deltas) const
+    // All tokens of a run are coded, and of one chunk. Those of `fine` are left out.
+    __device__ __forceinline__ void decode_run(const Ahead &ahead, int begin, u32 fine, const int *places,
+                                               const float *bases, const float *deltas) const
     {
         float base[LANE_CHANNELS], delta[LANE_CHANNELS];
 #pragma unroll
@@ -255,6 +279,7 @@ struct Lane {
             *(float4 *)(base + i) = *(const float4 *)(bases + i);
             *(float4 *)(delta + i) = *(const float4 *)(deltas + i);
         }
+        u8 *to = ROWS == PAGED ? nullptr : view.pointer + ITEM * (row_of(view, start + begin) + column);
 #pragma unroll 1
         for (int i = 0; i < RUN; i += STAGE) {
             wait_groups<STAGES - 1>();
@@ -264,14 +289,18 @@ struct Lane {
             for (int j = 0; j < STAGE; j++) {
                 Row<0> row;
                 load_staged<0, KNOWN>(row, stage, j, ahead.lane);
-                u32 low = 0, high = 0;
-                add_codes<bits_of_stream(0), shift_of_stream(0)>(row.planes, low, high);
-                add_later<1, KNOWN>(row.later, low, high);
                 float values[LANE_CHANNELS];
-                read<ALL>(values, low, high, base, delta);
-                if (GROUPS % 32 == 0 || count)
-                    store_group(view.pointer + ITEM * (row_of(view, start + begin + i + j) + column), values);
+                read_row<KNOWN>(values, row, base, delta);
+                if (ROWS == PAGED)
+                    to = view.pointer + ITEM * (row_of(view, start + begin + i + j) + column);
+                if ((GROUPS % 32 == 0 || count) && (ALL || !(fine >> j & 1)))
+                    store_group(to + (ROWS == PACKED ? j * ITEM * CHANNELS : 0), values);
+                if (ROWS != PAGED && ROWS != PACKED)
+                    to += ITEM * view.token_stride;
             }
+            if (ROWS == PACKED)
+                to += STAGE * ITEM * CHANNELS;
+            fine >>= STAGE;
             __syncwarp();
             if (i + STAGES * STAGE < RUN) {
                 ahead.ask_first(rows.codes[0], begin - first, i / STAGE + STAGES);
@@ -440,13 +469,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     const float *const base = bases + lane * LANE_CHANNELS, *const delta = deltas + lane * LANE_CHANNELS;
     if (whole) {
         const int k = (begin / CHUNK - first / CHUNK - first_chunk) * TILE;
-        here.decode_run(ahead, begin, places + (begin - slab), base + k, delta + k);
-        if (STREAMS > 1 && !ALL) {
-            u32 fine = __ballot_sync(0xFFFFFFFFu, places[begin + lane - slab] < 0);
-            for (; fine && count; fine &= fine - 1) {
-                const int t = begin + __ffs(fine) - 1;
-                here.decode<STREAMS>(t, places[t - slab], base + k, delta + k);
-            }
+        u32 fine = STREAMS > 1 && !ALL ? __ballot_sync(0xFFFFFFFFu, places[begin + lane - slab] < 0) : 0;
+        Row<0> row; // of the next fine token, read early
+        int t = begin + __ffs(fine) - 1;
+        if (fine && count)
+            row = here.load<STREAMS>(t, places[t - slab]);
+        here.decode_run(ahead, begin, fine, places + (begin - slab), base + k, delta + k);
+        while (fine && count) {
+            here.write<STREAMS>(t, row, base + k, delta + k);
+            fine &= fine - 1;
+            t = begin + __ffs(fine) - 1;
+            if (fine)
+                row = here.load<STREAMS>(t, places[t - slab]);
         }
         return;
     }

@@ -518,17 +518,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     encode_tile<false>(view, jobs[blockIdx.y], blockIdx.x, fine, header, cells, piece, status + blockIdx.y);
 }
 
-// Pages that turned out to need 16-bit fields are made once more.
+// Pages that turned out to need 16-bit fields are made once more; each block looks at some of the flags.
 extern "C" __global__ void __launch_bounds__(THREADS)
     encode_wide_pages(u8 *pointer, i64 token_stride, i64 head_stride, i64 block_stride, const int *block_table,
                       int block_tokens, const Job *jobs, const int *fine, const u8 *header, const int *cells, u8 *piece,
-                      Status *status)
+                      Status *status, int pages)
 {
-    if (!(status[blockIdx.x].flags & WIDE_PAGE))
-        return;
     const View view = {pointer, token_stride, head_stride, block_stride, block_table, block_tokens};
-    for (int tile = 0; tile < TILES; tile++) {
-        encode_tile<true>(view, jobs[blockIdx.x], tile, fine, header, cells, piece, status + blockIdx.x);
-        __syncthreads();
+    const int step = gridDim.x;
+    for (int from = blockIdx.x; from < pages; from += THREADS * step) {
+        const int mine = from + threadIdx.x * step;
+        if (!__syncthreads_count(mine < pages && status[mine].flags & WIDE_PAGE))
+            continue;
+        for (int page = from; page < min(from + THREADS * step, pages); page += step)
+            for (int tile = 0; tile < TILES && status[page].flags & WIDE_PAGE; tile++) {
+                encode_tile<true>(view, jobs[page], tile, fine, header, cells, piece, status + page);
+                __syncthreads();
+            }
     }
 }

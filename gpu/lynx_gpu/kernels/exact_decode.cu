@@ -2,10 +2,10 @@
 // from section A, but for quotients of wide cells, about one value in 200, which are found one after the other.
 #include "exact.cuh"
 
-// 8 codes of a coded token, from all streams, in the low and high word.
+// 8 codes of a coded token, from all streams, in the two words of add_codes.
 template <int STREAM>
 __device__ __forceinline__ void gather_codes(const u8 *piece, const Job &job, const Sections &at, int token, int place,
-                                             Group group, u32 &low, u32 &high)
+                                             Group group, u32 &even, u32 &odd)
 {
     if constexpr (STREAM < STREAMS) {
         constexpr int bits = bits_of_stream(STREAM);
@@ -16,8 +16,8 @@ __device__ __forceinline__ void gather_codes(const u8 *piece, const Job &job, co
             row = piece + job.at[STREAM] + (i64)place * row_bytes(bits);
         else
             row += at.fine_rows(job, STREAM) + (i64)~place * row_bytes(bits);
-        add_codes<bits, shift_of_stream(STREAM)>(load_planes<bits>(row, group), low, high);
-        gather_codes<STREAM + 1>(piece, job, at, token, place, group, low, high);
+        add_codes<bits, shift_of_stream(STREAM)>(load_planes<bits>(row, group), even, odd);
+        gather_codes<STREAM + 1>(piece, job, at, token, place, group, even, odd);
     }
 }
 
@@ -93,9 +93,11 @@ struct Page {
     }
     __device__ void codes(int token, int place, int index, u32 &low, u32 &high) const
     {
-        low = high = 0;
+        u32 even = 0, odd = 0;
         if (index < GROUPS)
-            gather_codes<0>(piece, job, at, token, place, group_of(index), low, high);
+            gather_codes<0>(piece, job, at, token, place, group_of(index), even, odd);
+        low = __byte_perm(even, odd, 0x5140);
+        high = __byte_perm(even, odd, 0x7362);
     }
 };
 
