@@ -11,6 +11,7 @@ from lynx_codec import CodecError, PageShape
 from lynx_codec.codecs import AffineCodec, Bfloat16Codec, LynxCodec, PageCodec
 from lynx_codec.layout import HEADER_BYTES
 from lynx_codec.nested import WIDTHS_BYTES, NestedCodec
+from lynx_codec.tables import CELL_BITS, UNIT, UNIT_BITS
 from lynx_gpu.driver import driver, launch
 from lynx_gpu.exact import MAX_EXACT_VALUES, check_exact, decode_exact, decode_scratch, encode_exact, encode_scratch
 from lynx_gpu.modules import cupy, kernel
@@ -304,7 +305,7 @@ class DeviceCodec:
 
     def _cells(self) -> Any:
         lynx = isinstance(self.codec, LynxCodec)
-        return self._constant("cells", self.codec.tables.cells) if lynx else np.uint64(0)  # type: ignore[attr-defined]
+        return self._constant("cells", search_table(self.codec)) if lynx else np.uint64(0)  # type: ignore[arg-type]
 
     def _full(self) -> Any:
         lynx = isinstance(self.codec, LynxCodec)
@@ -337,6 +338,27 @@ def _shared_bytes(codec: PageCodec, shape: PageShape) -> int:
     return 4 * fields * chunks * _TILE_CHANNELS + 8 * (len(codec.row_bits) - 1) * shape.tokens
 
 
+def cell_bits(codec: LynxCodec) -> int:
+    """There are 2**bits cells of a search table: few, if none of them holds two thresholds."""
+    homes = codec.tables.thresholds >> UNIT_BITS - 8
+    return 8 if np.unique(homes).size == homes.size else CELL_BITS
+
+
+def search_table(codec: LynxCodec) -> np.ndarray[Any, Any]:
+    """float32 [2**bits + 1]: a magnitude x, counted in cells of sigma, plus the entry of cell floor(x), rounded down to
+    a whole number, is its level + 135. Sums are between 128 and 256, so that this is byte 2 of a float32, less 128.
+    """
+    cells = 1 << cell_bits(codec)
+    thresholds = codec.tables.thresholds.astype(np.float64) * cells / UNIT
+    numbers = np.arange(cells + 1)
+    below = np.searchsorted(thresholds, numbers)  # a threshold may be where its cell begins
+    table = 135.0 + below - numbers
+    homes = thresholds.astype(np.int64)
+    table[homes] = 136.0 + np.arange(homes.size) - thresholds
+    assert np.array_equal(table, table.astype(np.float32))
+    return table.astype(np.float32)
+
+
 @lru_cache(maxsize=256)
 def codec_defines(codec: PageCodec) -> tuple[tuple[str, int | str], ...]:
     """The macros of kernels/pages.cuh."""
@@ -354,6 +376,7 @@ def codec_defines(codec: PageCodec) -> tuple[tuple[str, int | str], ...]:
         ("HEADER", codec.header_bytes),
         ("POINTS_AT", points_at),
         ("TOP", "15.0f" if codec.row_bits == (4,) else "255.0f"),
+        *((("CELL_BITS", cell_bits(codec)),) if isinstance(codec, LynxCodec) else ()),
     )
 
 

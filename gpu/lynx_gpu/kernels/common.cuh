@@ -229,6 +229,18 @@ __device__ __forceinline__ u32 third_bytes(u32 a, u32 b, u32 c, u32 d)
     return __byte_perm(__byte_perm(a, b, 0x0062), __byte_perm(c, d, 0x0062), 0x5410);
 }
 
+// Bits of `a` where the mask has ones, else of `b`.
+__device__ __forceinline__ u32 choose(u32 mask, u32 a, u32 b)
+{
+#ifdef __CUDA_ARCH__
+    u32 chosen;
+    asm("lop3.b32 %0, %1, %2, %3, 0xE4;" : "=r"(chosen) : "r"(a), "r"(b), "r"(mask)); // one instruction, not two
+    return chosen;
+#else
+    return (a & mask) | (b & ~mask);
+#endif
+}
+
 // A byte for each of four floats: 0xFF if its sign is set, else 0.
 __device__ __forceinline__ u32 sign_bytes(float a, float b, float c, float d)
 {

@@ -9,9 +9,15 @@
 #define RUN 32    // tokens of a warp
 #define TILE 128  // channels of a block: four a lane
 #define TILES ((GROUPS * 8 + TILE - 1) / TILE)
-#define CELL_SHIFT 14
-#define CELLS 1025
-#define UNIT 67108864.0f   // 2^24 and two bits more, so that a level is a byte of its own
+#if LYNX
+#define CELLS ((1 << CELL_BITS) + 1)
+#define COPIES (CELL_BITS <= 8 ? 32 : 1) // of the search table: with one for each lane, no two reads meet in a bank
+#define UNIT ((float)(1 << CELL_BITS))   // magnitudes are counted in cells of sigma
+#else
+#define CELLS 1
+#define COPIES 1
+#endif
+#define COPIED (COPIES < 4 ? COPIES : 4)  // entries that a thread writes at once
 #define EXCESS 1.0004f     // a deviation may be so much of sigma before it must be cut off
 #define SAFE_SUM 0x1p116f  // up to here the sum of a chunk does not overflow
 
@@ -35,29 +41,55 @@ __device__ __forceinline__ float clamp(float code, float top)
     return code < top ? code : top;
 }
 
-// Bytes 0 and 2: the lower nibbles of two bytes each; 1 and 3: the upper ones.
-__device__ __forceinline__ u32 pair_nibbles(u32 codes)
+// The search table of `lynx`, in shared memory: what a magnitude must be added to, so that byte 2 of the sum, rounded down,
+// is its level and 7 more (lynx_gpu/codec.py).
+struct Cells {
+#ifdef __CUDA_ARCH__
+    u32 first; // address of this lane's entry for no cells, less what WHOLE adds to it
+    static constexpr u32 WHOLE = 0x4B000000u; // 2^23: added to a magnitude it leaves whole cells in the lowest bits
+
+    __device__ __forceinline__ Cells(const float *table, int lane)
+        : first((u32)__cvta_generic_to_shared(table + lane % COPIES) - WHOLE * (4u * COPIES))
+    {
+    }
+
+    __device__ __forceinline__ float of(float magnitude) const
+    {
+        float entry;
+        const u32 whole = as_bits(__fadd_rz(magnitude, as_float(WHOLE)));
+        asm("ld.shared.f32 %0, [%1];" : "=f"(entry) : "r"(whole * (4u * COPIES) + first));
+        return entry;
+    }
+#else
+    const float *first;
+
+    __device__ Cells(const float *table, int lane) : first(table + lane % COPIES) {}
+
+    __device__ float of(float magnitude) const { return first[(int)magnitude * COPIES]; }
+#endif
+};
+
+// Whether codes are those of two streams that have a way of their own into rows: 4 and 4 bits, or 3 and 5.
+__device__ constexpr bool paired(int first, int second)
 {
-    return codes ^ ((codes ^ codes >> 4) & 0x00F000F0u) * 17u;
+    return STREAMS == 2 && bits_of_stream(0) == first && bits_of_stream(STREAMS - 1) == second;
 }
 
-// Codes of 3 + 5 bits of four channels: bits 4 to 1 in bytes 0 and 1, bits 7 and 6 in byte 2, bits 5 and bits 0 in the
-// upper and lower half of byte 3. Each product brings four fields of a byte each together in its highest byte.
-__device__ __forceinline__ u32 pack_planes(u32 codes)
-{
-    const u32 fours = pack4(codes >> 1), twos = (codes & 0xC0C0C0C0u) * 0x00041041u;
-    const u32 ones = (codes & 0x20202020u) * 0x00810204u + (codes & 0x01010101u) * 0x01020408u;
-    return __byte_perm(fours, __byte_perm(twos, ones, 0x0073), 0x5420);
-}
+// In these, and where rows are aligned, codes of channels 0, 2, 1, 3 follow each other, else of 0, 1, 2, 3.
+__device__ constexpr bool even_first(bool aligned) { return aligned && (paired(4, 4) || paired(3, 5)); }
+
+#define RESIDUAL_FLIP (LYNX ? 0x07070707u : 0u) // 7 - level, modulo 16, is level ^ 7
 
 // What four channels of a chunk are made with.
 struct Units {
     float base[4], per_unit[4];
 };
 
-// Codes of four channels of a token, a byte each. CUT: values may lie outside of what the chunk's fields span.
-template <bool CUT> __device__ __forceinline__ u32 codes_of(Quad x, const Units &units, const int *cells)
+// Codes of four channels of a token, a byte each, but for RESIDUAL_FLIP. CUT: values may lie outside of what the chunk's
+// fields span.
+template <bool CUT, bool EVEN_FIRST> __device__ __forceinline__ u32 codes_of(Quad x, const Units &units, const Cells &cells)
 {
+    constexpr int second = EVEN_FIRST ? 2 : 1, third = 3 - second;
     float centred[4] = {low_of(x.low), high_of(x.low), low_of(x.high), high_of(x.high)};
 #if LYNX
     u32 levels[4];
@@ -65,13 +97,11 @@ template <bool CUT> __device__ __forceinline__ u32 codes_of(Quad x, const Units 
     for (int i = 0; i < 4; i++) {
         // The base is never +0, so the difference is never -0.
         centred[i] = __fsub_rn(centred[i], units.base[i]);
-        const float scaled = __fmul_rn(fabsf(centred[i]), units.per_unit[i]);
-        const int q = (int)(CUT ? fminf(scaled, UNIT) : scaled);
-        levels[i] = (u32)(cells[q >> 16] + q);
+        const float scaled = __fmul_rn(fabsf(centred[i]), units.per_unit[i]), magnitude = CUT ? fminf(scaled, UNIT) : scaled;
+        levels[i] = as_bits(__fadd_rd(magnitude, cells.of(magnitude)));
     }
-    const u32 signs = sign_bytes(centred[0], centred[1], centred[2], centred[3]) & 0xF0F0F0F0u;
-    // 7 - level, modulo 16, is level ^ 7.
-    return third_bytes(levels[0], levels[1], levels[2], levels[3]) ^ signs ^ 0x07070707u;
+    const u32 signs = sign_bytes(centred[0], centred[second], centred[third], centred[3]);
+    return third_bytes(levels[0], levels[second], levels[third], levels[3]) ^ (signs & 0xF0F0F0F0u);
 #else
     int levels[4];
 #pragma unroll
@@ -79,7 +109,7 @@ template <bool CUT> __device__ __forceinline__ u32 codes_of(Quad x, const Units 
         const float level = __fadd_rn(__fmul_rn(__fsub_rn(centred[i], units.base[i]), units.per_unit[i]), 0.5f);
         levels[i] = (int)(TOP < 255.0f ? fminf(level, TOP) : level);
     }
-    return pack_saturated(levels[0], levels[1], pack_saturated(levels[2], levels[3], 0));
+    return pack_saturated(levels[0], levels[second], pack_saturated(levels[third], levels[3], 0));
 #endif
 }
 
@@ -103,7 +133,7 @@ struct Tile {
     float *pivot, *total; // of means, likewise; what codes are made with takes the place of the extremes
     u8 *codes;            // rows of the first stream
     u8 *const *later;     // rows of all tokens in the others, [stream - 1][token]
-    const int *cells;
+    const Cells &cells;
     Group group;          // that this lane writes
     bool writes;
 
@@ -254,31 +284,32 @@ struct Tile {
     __device__ __forceinline__ void store_tokens(u8 *row, int token, bool store, u32 a, u32 b) const
     {
         const bool odd = lane & 1;
-        if constexpr (ALIGNED && STREAMS == 2 && bits_of_stream(0) == 4 && bits_of_stream(1) == 4) {
-            // Nibbles change places first, so that one word is exchanged: those of both streams, of channels 0 and 1, 2 and 3.
-            a = pair_nibbles(a);
-            b = pair_nibbles(b);
-            const u32 mine = odd ? b : a, other = __shfl_xor_sync(0xFFFFFFFFu, odd ? a : b, 1);
-            __stcs((u32 *)(row + plane_at<4>(group)), __byte_perm(mine, other, odd ? 0x3175 : 0x7531));
-            __stcs((u32 *)(later[token] + plane_at<4>(group)), __byte_perm(mine, other, odd ? 0x2064 : 0x6420));
-            return;
-        }
-        if constexpr (ALIGNED && STREAMS == 2 && bits_of_stream(0) == 3 && bits_of_stream(1) == 5) {
-            a = pack_planes(a);
-            b = pack_planes(b);
-            const u32 mine = odd ? b : a, other = __shfl_xor_sync(0xFFFFFFFFu, odd ? a : b, 1);
-            const u32 fours = __byte_perm(mine, other, odd ? 0x1054 : 0x5410);
-            u32 rest = __byte_perm(mine, other, odd ? 0x3726 : 0x7362);
-            rest ^= ((rest ^ rest >> 4) & 0x00F00000u) * 17u;
+        const u32 mine = odd ? b : a, other = __shfl_xor_sync(0xFFFFFFFFu, odd ? a : b, 1);
+        if constexpr (even_first(ALIGNED)) {
+            // Codes of channels 0, 2, 4, 6, and of the others.
+            const u32 evens = __byte_perm(mine, other, odd ? 0x1054 : 0x5410);
+            const u32 odds = __byte_perm(mine, other, odd ? 0x3276 : 0x7632);
             u8 *const second = later[token];
-            __stcs((u32 *)(second + plane_at<4>(group)), fours);
-            *(u16 *)(row + plane_at<2>(group)) = (u16)rest;
-            row[plane_row(2) + plane_at<1>(group)] = (u8)(rest >> 24);
-            second[plane_row(4) + plane_at<1>(group)] = (u8)(rest >> 16);
+            if constexpr (paired(4, 4)) {
+                const u32 upper = choose(0x0F0F0F0Fu, evens >> 4, odds);
+                const u32 lower = choose(0x0F0F0F0Fu, evens, odds << 4) ^ RESIDUAL_FLIP * 17u;
+                __stcs((u32 *)(row + plane_at<4>(group)), upper);
+                __stcs((u32 *)(second + plane_at<4>(group)), lower);
+            } else {
+                const u32 fours = choose(0x0F0F0F0Fu, evens >> 1, odds << 3);
+                u32 twos = choose(0x03030303u, evens >> 6, odds >> 4); // in the lower half of each byte
+                twos = choose(0x000F000Fu, twos, twos >> 4);           // in bytes 0 and 2
+                // Each product brings a bit of each byte to every other bit of byte 3.
+                const u32 upper = (evens & 0x20202020u) * 0x00082082u + (odds & 0x20202020u) * 0x00104104u;
+                const u32 lower = (evens & 0x01010101u) * 0x01041040u + (odds & 0x01010101u) * 0x02082080u;
+                __stcs((u32 *)(second + plane_at<4>(group)), fours);
+                *(u16 *)(row + plane_at<2>(group)) = (u16)__byte_perm(twos, 0, 0x4420);
+                row[plane_row(2) + plane_at<1>(group)] = (u8)(upper >> 24);
+                second[plane_row(4) + plane_at<1>(group)] = (u8)(lower >> 24);
+            }
             return;
         }
-        const u32 other = __shfl_xor_sync(0xFFFFFFFFu, odd ? a : b, 1);
-        const u32 low = odd ? other : a, high = odd ? b : other;
+        const u32 low = (odd ? other : mine) ^ RESIDUAL_FLIP, high = (odd ? mine : other) ^ RESIDUAL_FLIP;
         if (!store)
             return;
         store_codes<bits_of_stream(0), shift_of_stream(0), ALIGNED>(row, group, low, high);
@@ -292,7 +323,7 @@ struct Tile {
             u32 pair[2];
             for (int j = 0; j < 2; j++) {
                 const int t = min(max(begin + i + j, first), stop - 1);
-                pair[j] = codes_of<true>(load(t), units_of(t), cells);
+                pair[j] = codes_of<true, false>(load(t), units_of(t), cells);
             }
             const int t = begin + i + (lane & 1);
             const bool store = t >= first && t < stop && writes;
@@ -307,8 +338,9 @@ struct Tile {
         u8 *const row = codes + (token - first) * row_bytes(bits_of_stream(0));
 #pragma unroll
         for (int i = 0; i < RUN; i += 2)
-            store_tokens<true>(row + i * row_bytes(bits_of_stream(0)), token + i, true, codes_of<false>(x[i], units, cells),
-                               codes_of<false>(x[i + 1], units, cells));
+            store_tokens<true>(row + i * row_bytes(bits_of_stream(0)), token + i, true,
+                               codes_of<false, even_first(true)>(x[i], units, cells),
+                               codes_of<false, even_first(true)>(x[i + 1], units, cells));
     }
 };
 
@@ -334,11 +366,11 @@ __device__ __forceinline__ void load_run(const Tile &tile, int begin, Quad *x)
 
 template <bool WIDE>
 __device__ __forceinline__ void encode_tile(const View &view, const Job &job, int number, const int *fine_tokens,
-                                            const u8 *header, const int *cell_table, u8 *piece, Status *status)
+                                            const u8 *header, const float *cell_table, u8 *piece, Status *status)
 {
     extern __shared__ __align__(16) int shared[];
     __shared__ float page_low[TILE], page_step[TILE], page_inverse[TILE];
-    __shared__ int cells[LYNX ? CELLS : 1];
+    __shared__ __align__(16) float cells[CELLS * COPIES];
     __shared__ bool cut;
     const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
     const int first = job.raw_head, stop = job.tokens - job.raw_tail, tokens = job.tokens;
@@ -353,8 +385,9 @@ __device__ __forceinline__ void encode_tile(const View &view, const Job &job, in
     const int quad = number * (TILE / 4) + lane, head = 4 * quad / PADDED, position = 4 * quad % PADDED;
     const int there = head >= HEADS ? 0 : max(min(SIZE - position, 4), 0);
     const int index = number * (TILE / 8) + lane / 2;
+    const Cells search(cells, lane);
     const Tile tile = {view,  job,   at,    status, anchor, first, stop,  head * SIZE + position, there, column_of(view, head, position),
-                       lane,  least, most,  pivot,  total,  anchor + at.data, later, cells, group_of(index), index < GROUPS};
+                       lane,  least, most,  pivot,  total,  anchor + at.data, later, search, group_of(index), index < GROUPS};
     const int runs = (tokens + RUN - 1) / RUN;
     Quad x[RUN];
     if (warp < runs && tile.whole(warp * RUN))
@@ -365,8 +398,12 @@ __device__ __forceinline__ void encode_tile(const View &view, const Job &job, in
         most[i] = (int)0x80000000;
     }
     if (LYNX)
-        for (int i = thread; i < CELLS; i += THREADS)
-            cells[i] = (cell_table[i] - (i << CELL_SHIFT) + (7 << CELL_SHIFT)) * 4;
+#pragma unroll
+        for (int i = thread; i < CELLS * COPIES / COPIED; i += THREADS) {
+            const float entry = cell_table[i / (COPIES / COPIED)];
+            for (int j = 0; j < COPIED; j++)
+                cells[i * COPIED + j] = entry;
+        }
     if (STREAMS > 1)
         for (int t = first + thread; t < stop; t += THREADS) {
             const int place = place_of(fine, at.fine, t, first);
@@ -443,11 +480,15 @@ __device__ __forceinline__ void encode_tile(const View &view, const Job &job, in
     __syncthreads();
 
     float *const base = (float *)least, *const per_unit = (float *)most;
-    bool escape = false;
+    bool escape = false, far = false;
     const int c = thread % TILE, channel = number * TILE + c, of_head = channel % PADDED;
-    const bool is_there = channel < GROUPS * 8 && of_head < SIZE;
+    const bool is_there = whole_tiles() || (channel < GROUPS * 8 && of_head < SIZE);
     const float low = page_low[c], step = page_step[c], inverse = page_inverse[c];
-    for (int k = thread / TILE; k < at.chunks; k += THREADS / TILE) {
+    const int last = at.chunks - 1, coded_first = min(stop, (first / CHUNK + 1) * CHUNK) - first;
+    const int coded_last = stop - max(first, (stop - 1) / CHUNK * CHUNK);
+    const int field_bytes = WIDE ? 2 : 1, apart = at.chunk_scale - at.chunk_low;
+    u8 *to = anchor + at.chunk_low + field_bytes * (thread / TILE * CHANNELS + channel / PADDED * SIZE + of_head);
+    for (int k = thread / TILE; k <= last; k += THREADS / TILE, to += field_bytes * (THREADS / TILE * CHANNELS)) {
         const int i = k * TILE + c;
         if (!is_there) {
             base[i] = 0.0f;
@@ -455,7 +496,7 @@ __device__ __forceinline__ void encode_tile(const View &view, const Job &job, in
             continue;
         }
         const float smallest = unordered(least[i]), largest = unordered(most[i]);
-        const int chunk = (first / CHUNK + k) * CHUNK, coded = min(stop, chunk + CHUNK) - max(first, chunk);
+        const int coded = k == 0 ? coded_first : k == last ? coded_last : CHUNK;
 #if LYNX
         const float share = coded == CHUNK ? total[i] : __fmul_rn(total[i], __fdiv_rn((float)CHUNK, (float)coded));
         const float mean = __fadd_rn(pivot[i], share);
@@ -472,22 +513,22 @@ __device__ __forceinline__ void encode_tile(const View &view, const Job &job, in
 #endif
         const float length = __fmul_rn(step, field2);
 #if LYNX
-        if (length != 0.0f && !(deviation <= length * EXCESS))
-            cut = true;
+        far |= length != 0.0f && !(deviation <= length * EXCESS);
 #endif
         base[i] = LYNX && origin == 0.0f ? -0.0f : origin;
         per_unit[i] = length != 0.0f ? __fdiv_rn(units, length) : 0.0f;
         const float spread = __fsub_rn(largest, smallest), extent = spread > 0.0f ? spread : fabsf(smallest);
         escape |= coded >= ESCAPE_TOKENS && length > 0.0f && extent < __fmul_rn(ESCAPE_STEPS, step);
-        const int where = k * CHANNELS + channel / PADDED * SIZE + of_head;
         if (WIDE) {
-            store16(anchor + at.chunk_low + 2 * where, (u32)field1);
-            store16(anchor + at.chunk_scale + 2 * where, (u32)field2);
+            store16(to, (u32)field1);
+            store16(to + apart, (u32)field2);
         } else {
-            anchor[at.chunk_low + where] = (u8)(u32)field1;
-            anchor[at.chunk_scale + where] = (u8)(u32)field2;
+            to[0] = (u8)(u32)field1;
+            to[apart] = (u8)(u32)field2;
         }
     }
+    if (far)
+        cut = true;
     if (!WIDE && escape)
         atomicOr(&status->flags, WIDE_PAGE);
     __syncthreads();
@@ -511,7 +552,7 @@ __device__ __forceinline__ void encode_tile(const View &view, const Job &job, in
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     encode_pages(u8 *pointer, i64 token_stride, i64 head_stride, i64 block_stride, const int *block_table,
-                 int block_tokens, const Job *jobs, const int *fine, const u8 *header, const int *cells, u8 *piece,
+                 int block_tokens, const Job *jobs, const int *fine, const u8 *header, const float *cells, u8 *piece,
                  Status *status)
 {
     const View view = {pointer, token_stride, head_stride, block_stride, block_table, block_tokens};
@@ -521,7 +562,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 // Pages that turned out to need 16-bit fields are made once more; each block looks at some of the flags.
 extern "C" __global__ void __launch_bounds__(THREADS)
     encode_wide_pages(u8 *pointer, i64 token_stride, i64 head_stride, i64 block_stride, const int *block_table,
-                      int block_tokens, const Job *jobs, const int *fine, const u8 *header, const int *cells, u8 *piece,
+                      int block_tokens, const Job *jobs, const int *fine, const u8 *header, const float *cells, u8 *piece,
                       Status *status, int pages)
 {
     const View view = {pointer, token_stride, head_stride, block_stride, block_table, block_tokens};

@@ -20,6 +20,7 @@
 // like: NVRTC has none, and <cstdint> is included here.
 #pragma once
 
+#include <fenv.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdint.h>
@@ -396,6 +397,13 @@ template <class T> T atomicCAS(T *at, std::common_type_t<T> expected, std::commo
 // --- arithmetic (compiled without contraction, so a * b + c is two roundings) ----------------------------------------
 
 inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fadd_rd(float a, float b) {
+  const int mode = fegetround();
+  fesetround(FE_DOWNWARD);
+  volatile float first = a, sum = first + b;
+  fesetround(mode);
+  return sum;
+}
 inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fdiv_rn(float a, float b) { return a / b; }
