@@ -9,14 +9,17 @@ import numpy as np
 import pytest
 
 from lynx_codec import CodecError, NonFiniteError, PageShape, get_codec
+from lynx_codec.codecs import LynxCodec
+from lynx_codec.tables import UNIT
 from lynx_gpu import DeviceCodec, PageJob, device_view, paged_view
+from lynx_gpu.codec import cell_bits, search_table
 
 CODECS: list[tuple[str, dict[str, Any]]] = [
     ("bf16", {}),
     ("int8", {}),
     ("int4", {}),
     ("lynx", {}),
-    ("lynx", {"alpha": 2.0}),
+    ("lynx", {"alpha": 4.0}),
     ("nested", {"bits": [4, 4], "chunk": 128}),
     ("nested", {"bits": [3, 5], "chunk": 128}),
     ("nested", {"bits": [2, 2, 4], "chunk": 32}),
@@ -259,6 +262,22 @@ def test_bytes_that_are_no_page_are_refused(cupy: Any) -> None:
             _decode_on_device(cupy, device_codec, device_view(target), [PageJob(0, shape)], [[bytes(anchor), good[1]]])
     with pytest.raises(CodecError):
         _decode_on_device(cupy, device_codec, device_view(target), [PageJob(0, shape)], [[good[0], good[1][:-1]]])
+
+
+@pytest.mark.parametrize(("alpha", "bits"), [(0.5, 8), (2.0**-10, 8), (2.0, 8), (4.0, 10)])
+def test_search_tables_find_all_levels(alpha: float, bits: int) -> None:
+    """Whole magnitudes beside all thresholds and cells; the sum of the kernel is exact, and is then rounded down."""
+    codec = get_codec("lynx", alpha=alpha)
+    assert isinstance(codec, LynxCodec)
+    assert cell_bits(codec) == bits
+    thresholds = codec.tables.thresholds.astype(np.int64)
+    near = np.concatenate([thresholds, np.arange(0, UNIT + 1, UNIT >> bits)])
+    units = np.clip(np.concatenate([near - 1, near, near + 1]), 0, UNIT)
+    magnitudes = units * 2.0**bits / UNIT
+    table = search_table(codec)
+    sums = magnitudes + table[magnitudes.astype(np.int64)]
+    assert np.all((sums >= 128) & (sums < 256))
+    assert np.array_equal(np.floor(sums) - 135, np.searchsorted(thresholds, units, side="right"))
 
 
 @pytest.mark.gpu

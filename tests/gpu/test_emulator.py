@@ -58,6 +58,10 @@ extern "C" __global__ void arithmetic(const float *a, const unsigned short *half
   bits[2 * i + 1] = __bfloat16_as_ushort(__float2bfloat16_rn(a[i]));
 }
 
+extern "C" __global__ void down(const float *a, float *out) {
+  out[threadIdx.x] = __fadd_rd(a[threadIdx.x], 128.0f);
+}
+
 extern "C" __global__ void never() { if (threadIdx.x) __syncthreads(); else __syncwarp(2); }
 extern "C" __global__ void left_out() { if (threadIdx.x) __shfl_sync(~0u, 1, 0); }
 extern "C" __global__ void mixed() { if (threadIdx.x) __shfl_sync(~0u, 1, 0); else __syncwarp(); }
@@ -140,6 +144,14 @@ def test_arithmetic_rounds_every_operation(library: Library):
     assert np.array_equal(bits[:, 0], values[:256].astype(np.float16).view(np.uint16))
     word = values[:256].view(np.uint32)
     assert np.array_equal(bits[:, 1], (word + 0x7FFF + (word >> 16 & 1)) >> 16)
+
+
+def test_sums_are_rounded_down(library: Library):
+    values = np.array([0.5, 2.0**-20, -(2.0**-20), 1 + 2.0**-17, 63.999996], np.float32)
+    out = np.zeros(values.size, np.float32)
+    library.launch("down", 1, values.size, [values, out])
+    ulp = np.where(values < 0, 2.0**17, 2.0**16)  # below and above 128
+    assert np.array_equal(out, np.floor((values.astype(np.float64) + 128) * ulp) / ulp)
 
 
 def test_what_no_kernel_may_do(library: Library):

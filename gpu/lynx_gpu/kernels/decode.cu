@@ -33,8 +33,8 @@ __device__ __forceinline__ void copy_unit(u8 *to, const u8 *from)
 {
 #ifdef __CUDA_ARCH__
     const u32 shared = (u32)__cvta_generic_to_shared(to);
-    if constexpr (UNIT == 16)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(from) : "memory");
+    if constexpr (UNIT == 16) // whole 256 bytes are fetched into the cache: blocks beside this one need the rest
+        asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(shared), "l"(from) : "memory");
     else
         asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared), "l"(from) : "memory");
 #else
@@ -327,7 +327,91 @@ struct Lane {
     }
 };
 
-#define MIN_BLOCKS 4
+#define MIN_BLOCKS (KNOWN == 1 ? 4 : 3) // more than that hinder each other
+
+#define QUADS (TILE / 4)                // of channels
+#define FIELD_ROWS (THREADS / QUADS)    // chunks that are read at once
+#define OWN_CHUNKS ((SLAB_CHUNKS + FIELD_ROWS - 1) / FIELD_ROWS)
+
+// Four bytes, or four channels of which some are missing.
+__device__ __forceinline__ u32 four_bytes(const u8 *from, const int *channels, bool words)
+{
+    if (words)
+        return *(const u32 *)(from + channels[0]);
+    u32 bytes = 0;
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+        bytes |= (channels[j] >= 0 ? (u32)from[channels[j]] : 0u) << 8 * j;
+    return bytes;
+}
+
+// What codes of the block's chunks are multiplied with and added to. A thread takes four channels of some chunks.
+__device__ __forceinline__ void read_fields(const u8 *anchor, const Sections &narrow, const Sections &at, bool wide,
+                                            int first_chunk, int chunks, float *bases, float *deltas, Status *status)
+{
+    const int thread = threadIdx.x, c = thread % QUADS * 4, row = thread / QUADS;
+    int channels[4];
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        const int place = blockIdx.x * TILE + c + j, head = place / PADDED, position = place % PADDED;
+        channels[j] = head < HEADS && position < SIZE ? head * SIZE + position : -1;
+    }
+    if (channels[0] < 0)
+        return;
+    const bool words = SIZE % 8 == 0 && (u64)(anchor + narrow.chunk_low) % 4 == 0;
+    u32 lows[OWN_CHUNKS], lengths[OWN_CHUNKS], page_lows[4], page_scales[4];
+#pragma unroll
+    for (int i = 0; i < OWN_CHUNKS; i++) {
+        const int chunk = first_chunk + min(row + i * FIELD_ROWS, chunks - 1);
+        lows[i] = four_bytes(anchor + narrow.chunk_low + chunk * CHANNELS, channels, words);
+        lengths[i] = four_bytes(anchor + narrow.chunk_scale + chunk * CHANNELS, channels, words);
+    }
+#pragma unroll
+    for (int j = 0; j < 4; j += 2) {
+        if (SIZE % 8 == 0 && (u64)(anchor + at.page_low) % 4 == 0) {
+            const u32 low = *(const u32 *)(anchor + at.page_low + 2 * channels[j]);
+            const u32 scale = *(const u32 *)(anchor + at.page_scale + 2 * channels[j]);
+            page_lows[j] = low << 16, page_lows[j + 1] = low & 0xFFFF0000u;
+            page_scales[j] = scale << 16, page_scales[j + 1] = scale & 0xFFFF0000u;
+        } else {
+            for (int i = j; i < j + 2; i++) {
+                page_lows[i] = channels[i] < 0 ? 0 : load16(anchor + at.page_low + 2 * channels[i]) << 16;
+                page_scales[i] = channels[i] < 0 ? 0 : load16(anchor + at.page_scale + 2 * channels[i]) << 16;
+            }
+        }
+    }
+    float steps[4];
+    bool bad = false;
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        const float low = as_float(page_lows[j]), scale = as_float(page_scales[j]);
+        bad |= !(fabsf(low) <= LIMIT && scale >= 0.0f && __fadd_rn(low, scale) <= TOP_LIMIT);
+        steps[j] = step_of(scale, wide ? 65535.0f : 255.0f);
+    }
+    if (bad)
+        atomicOr(&status->flags, BAD_FIELD);
+#pragma unroll
+    for (int i = 0; i < OWN_CHUNKS; i++) {
+        const int k = row + i * FIELD_ROWS;
+        if (k >= chunks)
+            break;
+        float base[4], delta[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            u32 a = lows[i] >> 8 * j & 0xFFu, b = lengths[i] >> 8 * j & 0xFFu;
+            if (wide && channels[j] >= 0) {
+                const int field = 2 * ((first_chunk + k) * CHANNELS + channels[j]);
+                a = load16(anchor + at.chunk_low + field);
+                b = load16(anchor + at.chunk_scale + field);
+            }
+            const float length = __fmul_rn(steps[j], (float)b);
+            base[j] = __fadd_rn(as_float(page_lows[j]), __fmul_rn(steps[j], (float)a));
+            delta[j] = LYNX ? length : __fdiv_rn(length, TOP);
+        }
+        *(float4 *)(bases + k * TILE + c) = make_float4(base[0], base[1], base[2], base[3]);
+        *(float4 *)(deltas + k * TILE + c) = make_float4(delta[0], delta[1], delta[2], delta[3]);
+    }
+}
 
 // Where the streams begin that are known, and what lies behind the codes of the first.
 __device__ __forceinline__ Rows rows_of(const Job &job, const Sections &at, const u8 *piece)
@@ -404,41 +488,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     }
     const int first_chunk = begin_coded < end_coded ? begin_coded / CHUNK - first / CHUNK : 0;
     const int chunks = begin_coded < end_coded ? (end_coded - 1) / CHUNK - first / CHUNK - first_chunk + 1 : 0;
-#pragma unroll
-    for (int c = thread; c < TILE; c += THREADS) {
-        const int index = blockIdx.x * TILE + c, head = index / PADDED, position = index % PADDED;
-        if (head < HEADS && position < SIZE && chunks) {
-            const int channel = head * SIZE + position;
-            u32 codes[2][SLAB_CHUNKS];
-#pragma unroll
-            for (int k = 0; k < SLAB_CHUNKS; k++) {
-                const int field = (first_chunk + min(k, chunks - 1)) * CHANNELS + channel;
-                codes[0][k] = anchor[narrow.chunk_low + field];
-                codes[1][k] = anchor[narrow.chunk_scale + field];
-            }
-            const float low = as_float(load16(anchor + at.page_low + 2 * channel) << 16);
-            const float scale = as_float(load16(anchor + at.page_scale + 2 * channel) << 16);
-            if (!(fabsf(low) <= LIMIT && scale >= 0.0f && __fadd_rn(low, scale) <= TOP_LIMIT))
-                atomicOr(&status[blockIdx.y].flags, BAD_FIELD);
-            const float step = step_of(scale, wide ? 65535.0f : 255.0f);
-#ifdef __CUDA_ARCH__
-#pragma unroll
-            for (int k = 0; k < SLAB_CHUNKS; k++) // so that the compiler reads them all at once
-                asm volatile("" : "+r"(codes[0][k]), "+r"(codes[1][k]));
-#endif
-#pragma unroll
-            for (int k = 0; k < SLAB_CHUNKS; k++) {
-                if (k >= chunks)
-                    break;
-                const int field = (first_chunk + k) * CHANNELS + channel;
-                const u32 a = wide ? load16(anchor + at.chunk_low + 2 * field) : codes[0][k];
-                const u32 b = wide ? load16(anchor + at.chunk_scale + 2 * field) : codes[1][k];
-                const float length = __fmul_rn(step, (float)b);
-                bases[k * TILE + c] = __fadd_rn(low, __fmul_rn(step, (float)a));
-                deltas[k * TILE + c] = LYNX ? length : __fdiv_rn(length, TOP);
-            }
-        }
-    }
+    if (chunks)
+        read_fields(anchor, narrow, at, wide, first_chunk, chunks, bases, deltas, &status[blockIdx.y]);
     __syncthreads();
 
     if (begin >= end)
@@ -446,6 +497,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     if (wide) {
         rows = rows_of(job, at, piece);
         if (whole) {
+            close_group(); // what has been asked for must not come behind what is asked for now
             wait_groups<0>();
             __syncwarp();
             whole = are_aligned(rows, at.fine);
