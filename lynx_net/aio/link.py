@@ -154,6 +154,8 @@ class Link:
         self.loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
         self._events: deque[Event | _Taken | _Declined] = deque()
+        self._at_once = _AT_ONCE_IN_THREADS if accept_in_threads else _AT_ONCE
+        self._withheld: list[Grant] = []
         self._draining = False
         self._waking = False
         self._waiting_for_room: set[int] = set()
@@ -394,8 +396,18 @@ class Link:
         """The credit book grants something to the peer; called with the lock."""
         if grant.stream < 0 and (incoming := self._incoming.get(grant.transfer)) is not None:
             incoming.accepted_at_s = self.clock()
-        self.core.incoming.apply_grant(grant)
-        self._pump.wake()
+        if self._pump.handling:
+            self._withheld.append(grant)
+        else:
+            self.core.incoming.apply_grant(grant)
+            self._pump.wake()
+
+    def _grant_withheld(self) -> None:
+        """What was granted while frames were acted on, but for transfers that these frames have completed."""
+        for grant in self._withheld:
+            if self.core.incoming.state(grant.transfer) is not None:
+                self.core.incoming.apply_grant(grant)
+        self._withheld.clear()
 
     # ---- what the pump calls
 
@@ -403,24 +415,18 @@ class Link:
         """Handle events of the core, in order; arrived pages here, the rest in the event loop. For any thread."""
         with self.lock:
             for event in events:
-                if isinstance(event, PageArrived):
-                    # Not by way of the loop: waking it for every page costs more than receiving the page.
-                    if (incoming := self._incoming.get(event.transfer)) is not None:
-                        incoming.page_arrived(event.page, event.stream)
-                elif isinstance(event, PagesArrived):
-                    if (incoming := self._incoming.get(event.transfer)) is not None:
-                        incoming.pages_arrived(event.pages, event.stream)
-                elif isinstance(event, OfferReceived) and self._accept_in_threads:
-                    self._take(event)
-                elif isinstance(event, TransferAccepted):
-                    # Nobody waits for it, so the loop need not wake up.
-                    if (outgoing := self._outgoing.get(event.transfer)) is not None:
-                        outgoing.accepted_at_s = self.clock()
-                else:
+                act = self._at_once.get(type(event))
+                if act is None:
                     self._events.append(event)
+                else:
+                    act(self, event)
+            if self._pump.handling:
+                return
+            if self._withheld:
+                self._grant_withheld()
             if self.core.scheduler.has_work():
                 self._pump.wake()
-            if not self._events or self._draining or self._pump.handling:
+            if not self._events or self._draining:
                 return
             self._draining = True
         if threading.get_ident() == self._loop_thread:
@@ -539,48 +545,69 @@ class Link:
     def _drain(self) -> None:
         self._draining = False
         while self._events:
-            self._handle(self._events.popleft())
+            event = self._events.popleft()
+            _IN_LOOP[type(event)](self, event)
 
-    def _handle(self, event: Event | _Taken | _Declined) -> None:
-        match event:
-            case LayerReady(transfer, layer, stream):
-                self._incoming[transfer].mark_layer(layer, stream)
-            case StreamReady(transfer, stream):
-                self._incoming[transfer].mark_stream(stream)
-            case TransferComplete(transfer):
-                incoming = self._incoming.pop(transfer)
-                self._transfer_ended(incoming, None)
-                incoming.mark_complete()
-            case OfferReceived():
-                self._take(event)
-            case _Taken(incoming):
-                self._announce(incoming)
-            case _Declined(transfer, request_id, error):
-                self._decline(transfer, request_id, error)
-            case TransferDelivered(transfer):
-                outgoing = self._outgoing.pop(transfer)
-                self._transfer_ended(outgoing, None)
-                outgoing.delivered.set(self.clock())
-            case TransferFailed(transfer, error):
-                ended = self._outgoing.pop(transfer, None) or self._incoming.pop(transfer, None)
-                if ended is not None:
-                    self._transfer_ended(ended, error)
-                    ended.fail(error)
-            case RequestReceived(request_id, meta):
-                self._requests.put(self.make_request(request_id, meta))
-            case RequestRefused(request_id, reason):
-                future = self._asked.pop(request_id, None)
-                if future is not None and not future.done():
-                    future.set_exception(RequestRefusedError(f"request {request_id!r} was refused: {reason}"))
-            case PeerClosed(reason):
-                self.pump_failed(ConnectionLostError(f"{self.peer} closed the link: {reason}"))
+    # At once and with the lock, in any thread: waking the loop for a page costs more than receiving it.
+
+    def _page_arrived(self, event: PageArrived) -> None:
+        if (incoming := self._incoming.get(event.transfer)) is not None:
+            incoming.page_arrived(event.page, event.stream)
+
+    def _pages_arrived(self, event: PagesArrived) -> None:
+        if (incoming := self._incoming.get(event.transfer)) is not None:
+            incoming.pages_arrived(event.pages, event.stream)
+
+    def _accepted(self, event: TransferAccepted) -> None:
+        if (outgoing := self._outgoing.get(event.transfer)) is not None:
+            outgoing.accepted_at_s = self.clock()
+
+    # In the event loop, in order.
+
+    def _layer_ready(self, event: LayerReady) -> None:
+        self._incoming[event.transfer].mark_layer(event.layer, event.stream)
+
+    def _stream_ready(self, event: StreamReady) -> None:
+        self._incoming[event.transfer].mark_stream(event.stream)
+
+    def _complete(self, event: TransferComplete) -> None:
+        incoming = self._incoming.pop(event.transfer)
+        self._transfer_ended(incoming, None)
+        incoming.mark_complete()
+
+    def _delivered(self, event: TransferDelivered) -> None:
+        outgoing = self._outgoing.pop(event.transfer)
+        if outgoing.accepted_at_s is None:
+            outgoing.accepted_at_s = self.clock()
+        self._transfer_ended(outgoing, None)
+        outgoing.delivered.set(self.clock())
+
+    def _failed(self, event: TransferFailed) -> None:
+        ended = self._outgoing.pop(event.transfer, None) or self._incoming.pop(event.transfer, None)
+        if ended is not None:
+            self._transfer_ended(ended, event.error)
+            ended.fail(event.error)
+
+    def _requested(self, event: RequestReceived) -> None:
+        self._requests.put(self.make_request(event.request_id, event.meta))
+
+    def _refused(self, event: RequestRefused) -> None:
+        future = self._asked.pop(event.request_id, None)
+        if future is not None and not future.done():
+            future.set_exception(RequestRefusedError(f"request {event.request_id!r} was refused: {event.reason}"))
+
+    def _peer_closed(self, event: PeerClosed) -> None:
+        self.pump_failed(ConnectionLostError(f"{self.peer} closed the link: {event.reason}"))
 
     def make_request(self, request_id: str, meta: dict[str, Any]) -> IncomingRequest:
         """Hook for subclasses with a richer request."""
         return IncomingRequest(self, request_id, meta)
 
     def _take(self, event: OfferReceived) -> None:
-        """Make the receiving end of an offer and accept it. In the event loop, or in any thread with the lock."""
+        """Make the receiving end of an offer and accept it. In the event loop, or in any thread with the lock.
+
+        Whoever calls it then handles the events that it adds.
+        """
         message, layout = event.offer, event.layout
         offer = Offer(
             message.request_id,
@@ -594,26 +621,28 @@ class Link:
         try:
             incoming = self._make_incoming(self, message.transfer, offer)
         except LynxError as error:
-            self.post([_Declined(message.transfer, message.request_id, error)])
+            self._events.append(_Declined(message.transfer, message.request_id, error))
             return
         except Exception as error:
             # Not ours to handle, but neither peer must wait for an answer that never comes because of it.
             logger.exception("the application failed at the offer of request %r from %s", offer.request_id, self.peer)
-            self.post([_Declined(message.transfer, message.request_id, TransferAbortedError(repr(error)))])
+            self._events.append(_Declined(message.transfer, message.request_id, TransferAbortedError(repr(error))))
             return
         with self.lock:
             self._incoming[message.transfer] = incoming
-            self.post([_Taken(incoming)])
+            self._events.append(_Taken(incoming))
             now, sizes, exact = self.clock(), incoming.sizes, has_exact(incoming.stream_names)
             if not layout.page_count:
                 incoming.accepted_at_s = now  # there is nothing to reserve
             taken = self.core.incoming.take(
                 *(message, layout, sizes, incoming.need_bytes, now, incoming.stats), exact=exact, pool=incoming.pool
             )
-            self.post(taken)
+            if taken:
+                self.post(taken)
             self._pump.wake()
 
-    def _announce(self, incoming: IncomingTransfer) -> None:
+    def _announce(self, event: _Taken) -> None:
+        incoming = event.incoming
         future = self._asked.pop(incoming.offer.request_id, None)
         if future is None:
             self.on_offer(incoming)
@@ -622,7 +651,8 @@ class Link:
         else:
             future.set_result(incoming)
 
-    def _decline(self, transfer: int, request_id: str, error: LynxError) -> None:
+    def _decline(self, event: _Declined) -> None:
+        transfer, request_id, error = event.transfer, event.request_id, event.error
         logger.warning("declined the transfer of request %r from %s: %s", request_id, self.peer, error)
         self.abort(transfer, AbortCode.RECEIVER_FAILED, f"declined by the receiver: {error}")
         future = self._asked.pop(request_id, None)
@@ -674,3 +704,28 @@ class Link:
             raise self.error
         if self._closing:
             raise LocalProtocolError(f"the link to {self.peer} is being closed")
+
+
+_AT_ONCE: dict[type, Callable[[Link, Any], None]] = {
+    PageArrived: Link._page_arrived,
+    PagesArrived: Link._pages_arrived,
+    TransferAccepted: Link._accepted,
+}
+"""What is done about an event in the thread that posts it; all others wait for the loop."""
+
+_AT_ONCE_IN_THREADS = _AT_ONCE | {OfferReceived: Link._take}
+
+_IN_LOOP: dict[type, Callable[[Link, Any], None]] = {
+    LayerReady: Link._layer_ready,
+    StreamReady: Link._stream_ready,
+    TransferComplete: Link._complete,
+    OfferReceived: Link._take,
+    _Taken: Link._announce,
+    _Declined: Link._decline,
+    TransferDelivered: Link._delivered,
+    TransferFailed: Link._failed,
+    RequestReceived: Link._requested,
+    RequestRefused: Link._refused,
+    PeerClosed: Link._peer_closed,
+}
+"""What the loop does about an event."""

@@ -238,7 +238,8 @@ def handle_control(owner: PumpOwner, payload: bytes) -> None:
     """A whole control frame arrived."""
     message = decode_message(payload)
     with owner.lock:
-        owner.post(owner.core.message(message, owner.clock()))
+        if events := owner.core.message(message, owner.clock()):
+            owner.post(events)
 
 
 def handle_segment(owner: PumpOwner, frame: SegmentFrame, payload_sum: int) -> None:

@@ -21,10 +21,10 @@ class Readiness:
     when its transfer fails later.
     """
 
-    __slots__ = ("_error", "_event", "_settled", "at_s")
+    __slots__ = ("_error", "_settled", "_waiting", "at_s")
 
     def __init__(self) -> None:
-        self._event: asyncio.Event | None = None  # made when somebody waits: a transfer has many that nobody asks for
+        self._waiting: list[asyncio.Future[None]] | None = None  # a transfer has many that nobody asks for
         self._settled = False
         self._error: LynxError | None = None
         self.at_s: float | None = None
@@ -38,16 +38,24 @@ class Readiness:
 
     def __await__(self) -> Generator[object, None, None]:
         if not self._settled:
-            yield from self.settled().__await__()
+            yield from self._wait()
         if self._error is not None:
             raise self._error
 
     async def settled(self) -> None:
         """Wait until it is ready or has failed, and say nothing about which."""
         if not self._settled:
-            if self._event is None:
-                self._event = asyncio.Event()
-            await self._event.wait()
+            await self._wait()
+
+    def _wait(self) -> asyncio.Future[None]:
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self._waiting is None:
+            self._waiting = [waiter]
+        else:
+            if self._waiting[-1].done():  # cancelled, as others may be
+                self._waiting = [one for one in self._waiting if not one.done()]
+            self._waiting.append(waiter)
+        return waiter
 
     def set(self, at_s: float) -> None:
         """It is ready; only the first call of `set` and `fail` counts."""
@@ -63,5 +71,7 @@ class Readiness:
 
     def _settle(self) -> None:
         self._settled = True
-        if self._event is not None:
-            self._event.set()
+        for waiter in self._waiting or ():
+            if not waiter.done():
+                waiter.set_result(None)
+        self._waiting = None

@@ -122,15 +122,14 @@ class OutgoingTransfer(_Transfer):
         super().__init__(link, transfer, offer, stats, stream_names)
         self.delivered = Readiness()
         """Ready when the receiver has everything decoded in place."""
-        self._room = asyncio.Event()
-        self._room.set()
-        self._few = asyncio.Event()
+        self._has_room = True
+        self._changed: asyncio.Event | None = None
+        """Set when a writer that waits should look again; made when one does."""
 
     async def wait_for_room(self) -> None:
         """Return when less than the configured queue waits in stream 0; raises the transfer's error."""
-        while not self._room.is_set() and not self.delivered.done():
-            await self._room.wait()
-        self.delivered.done()
+        while not self.delivered.done() and not self._has_room:
+            await self._change()
 
     @property
     def room(self) -> bool:
@@ -143,8 +142,17 @@ class OutgoingTransfer(_Transfer):
         For who reads what it sends from somewhere and wants to hold little of it. One task at a time may wait.
         """
         while not self.delivered.done() and not self.link.few_queued(self, most_bytes):
-            self._few.clear()
-            await self._few.wait()
+            await self._change()
+
+    async def _change(self) -> None:
+        if self._changed is None:
+            self._changed = asyncio.Event()
+        self._changed.clear()
+        await self._changed.wait()
+
+    def _look_again(self) -> None:
+        if self._changed is not None:
+            self._changed.set()
 
     def submit(self, page: int, stream: int, data: memoryview, rank: tuple[int, ...] = ()) -> None:
         """Queue one stream of one page; `data` must not change until the transfer has ended.
@@ -167,20 +175,18 @@ class OutgoingTransfer(_Transfer):
 
     def has_room(self, room: bool) -> None:
         """Called by the link as the queue of stream 0 shrinks and grows."""
+        self._has_room = room
         if room:
-            self._room.set()
-        else:
-            self._room.clear()
+            self._look_again()
 
     def has_few(self) -> None:
         """Called by the link when no more is queued than `wait_for_few` waits for."""
-        self._few.set()
+        self._look_again()
 
     def fail(self, error: LynxError) -> None:
         """Called by the link when the transfer has failed."""
         self.delivered.fail(error)
-        self._room.set()
-        self._few.set()
+        self._look_again()
 
 
 class IncomingTransfer(_Transfer):

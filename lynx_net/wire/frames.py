@@ -286,6 +286,30 @@ class FrameReader:
         return frames
 
     def _look_ahead(self, frames: list[Frame]) -> None:
+        """Take the next bytes read ahead for what they are: what is there whole, where it lies."""
+        assert self._ahead is not None
+        ahead, at, end = self._ahead, self._ahead_at, self._ahead_end
+        first = self._incoming[0] if self._incoming else None
+        if first is not None and first.header is not None and at + first.length - first.filled <= end:
+            self._ahead_at = at + first.length - first.filled
+            if first.view is not None:
+                view = first.view[first.filled :] if first.filled else first.view
+                view[:] = ahead[at : self._ahead_at]
+            self._incoming.popleft()
+            frames.append(SegmentFrame(first.header, first.view))
+            frames += self._empty_segments()
+        elif first is None and not (self._headers_filled or self._following) and at + HEADER_BYTES <= end:
+            self._ahead_at = at = at + HEADER_BYTES
+            if length := self._parse_header(ahead, at - HEADER_BYTES, frames):
+                if at + length <= end:
+                    self._ahead_at = at + length
+                    frames.append(self._finish_control(bytes(ahead[at : at + length])))
+                else:
+                    self._begin_control(length)
+        else:
+            self._look_at_part(frames)
+
+    def _look_at_part(self, frames: list[Frame]) -> None:
         """Put the next bytes read ahead where `buffers()` would have them."""
         assert self._ahead is not None
         at, left = self._ahead_at, self._ahead_end - self._ahead_at
@@ -365,7 +389,8 @@ class FrameReader:
                 return
             self._incoming.popleft()
             if first.header is None:
-                frames.append(self._finish_control(first))
+                assert first.view is not None
+                frames.append(self._finish_control(bytes(first.view)))
             else:
                 frames.append(SegmentFrame(first.header, first.view))
                 frames += self._empty_segments()
@@ -377,7 +402,8 @@ class FrameReader:
         while wanted and self._headers_filled - at >= HEADER_BYTES * wanted:
             end = at + HEADER_BYTES * wanted
             for place in range(at, end, HEADER_BYTES):
-                self._parse_header(place, frames)
+                if length := self._parse_header(self._headers, place, frames):
+                    self._begin_control(length)
             at, wanted = end, self._following
         self._headers_filled -= at
         if self._headers_filled:  # some that follow came along with the first
@@ -389,18 +415,20 @@ class FrameReader:
             assert empty.header is not None
             yield SegmentFrame(empty.header, empty.view)
 
-    def _finish_control(self, incoming: _Incoming) -> ControlFrame:
-        assert incoming.view is not None
-        payload = bytes(incoming.view)
+    def _begin_control(self, length: int) -> None:
+        self._incoming.append(_Incoming(None, memoryview(bytearray(length)), length))
+
+    def _finish_control(self, payload: bytes) -> ControlFrame:
         if checksum(payload) != self._control_sum:
             raise RemoteProtocolError("control frame with a wrong checksum")
         return ControlFrame(payload)
 
-    def _parse_header(self, at: int, frames: list[Frame]) -> None:
+    def _parse_header(self, headers: memoryview, at: int, frames: list[Frame]) -> int:
+        """Take up the header that lies here; returns the bytes of the payload of a control frame, 0 for a segment."""
         kind, stream, following, length, transfer, page, offset, stream_bytes, zero, payload_sum, own_sum = (
-            _SUMMED_HEADER.unpack_from(self._headers, at)
+            _SUMMED_HEADER.unpack_from(headers, at)
         )
-        if checksum(self._headers[at : at + _HEADER.size]) != own_sum:
+        if checksum(headers[at : at + _HEADER.size]) != own_sum:
             raise RemoteProtocolError("these bytes are not a lynx_net frame: the header checksum does not match")
         if zero:
             raise RemoteProtocolError("a reserved header field is not zero")
@@ -414,8 +442,7 @@ class FrameReader:
             if self._following:
                 raise RemoteProtocolError("a control frame inside a burst of segments")
             self._control_sum = payload_sum
-            self._incoming.append(_Incoming(None, memoryview(bytearray(length)), length))
-            return
+            return length
         if kind != SEGMENT:
             raise RemoteProtocolError(f"unknown frame kind {kind}")
         if length > MAX_SEGMENT_BYTES or offset + length > stream_bytes or (length == 0 and stream_bytes):
@@ -429,3 +456,4 @@ class FrameReader:
             frames += map(SegmentStart, self._started)
             self._undecided.extend(self._started)
             self._started.clear()
+        return 0

@@ -96,15 +96,15 @@ class CreditBook:
         if entry is None:
             return []
         self.early_reserved_bytes -= entry.early_bytes
-        owed = bool(entry.owed)
+        freed = False
         if entry.state.accepted:
             self.reserved_bytes -= entry.need_bytes
             for stream in list(entry.owed):
-                self._settle(entry, stream)
+                freed = self._settle(entry, stream) or freed
         else:
             self._waiting.remove(entry)
         grants = self._admit()
-        return [*grants, *self._grants(self._entries.values())] if owed else grants
+        return [*grants, *self._grants(self._entries.values())] if freed else grants
 
     def progressed(self, link: Hashable, transfer: int, *, stream_finished: bool) -> list[Grant]:
         """Bytes of a transfer arrived or were consumed; `stream_finished` if a whole stream of it is in."""
@@ -116,10 +116,11 @@ class CreditBook:
                 if window.grant_due:
                     return self._grants((entry,))
             return []
+        freed = False
         for stream in list(entry.owed):
             if not entry.state.owes(stream):
-                self._settle(entry, stream)
-        return self._grants(self._entries.values())
+                freed = self._settle(entry, stream) or freed
+        return self._grants(self._entries.values() if freed else (entry,))
 
     def is_accepted(self, link: Hashable, transfer: int) -> bool:
         """Whether the memory of a transfer has been reserved."""
@@ -149,13 +150,16 @@ class CreditBook:
             grants += self._grants([entry])
         return grants
 
-    def _settle(self, entry: _Entry, stream: int) -> None:
-        """The entry does not owe this stream any more."""
+    def _settle(self, entry: _Entry, stream: int) -> bool:
+        """The entry does not owe this stream any more; True if somebody may have waited for that (rule 2)."""
         entry.owed.discard(stream)
-        owing = self._owing[entry.state.classes[stream]]
+        class_ = entry.state.classes[stream]
+        owing = self._owing[class_]
         owing[entry.link] -= 1
-        if not owing[entry.link]:
-            del owing[entry.link]
+        if owing[entry.link]:
+            return False
+        del owing[entry.link]
+        return any(later > class_ and links for later, links in self._owing.items())
 
     def is_behind(self, link: Hashable, class_: int) -> bool:
         """Whether another link owes bytes of a class before this one, so that this one is granted nothing (rule 2)."""

@@ -45,20 +45,25 @@ class LaneRecord:
         self._told = 0
         self._told_bytes = 0
         self._log: deque[SendBytes] = deque()
+        self._transfers: deque[int | None] = deque()
+        """Whose each frame of the log is, so that those of one are found at once."""
         self._confirmed = 0
 
     def sent(self, frame: SendBytes) -> None:
         """A frame was handed to the connection for the first time."""
         self._log.append(frame)
+        self._transfers.append(frame.transfer)
 
     def sent_more(self, frames: Sequence[SendBytes]) -> None:
         """The same of several, in order."""
         self._log.extend(frames)
+        self._transfers.extend([frame.transfer for frame in frames])
 
     def not_sent(self, frames: int) -> None:
         """So many, the last ones, were not handed to the connection after all."""
         for _ in range(frames):
             self._log.pop()
+            self._transfers.pop()
 
     def count(self, frames: int, received_bytes: int = 0, *, along: bool = False) -> bool:
         """Frames were received; True if the peer should be told how many by now.
@@ -81,6 +86,7 @@ class LaneRecord:
         """
         for _ in range(self._new(frames)):
             self._log.popleft()
+            self._transfers.popleft()
             self._confirmed += 1
 
     def reopen(self, peer_received: int) -> int:
@@ -108,6 +114,10 @@ class LaneRecord:
 
     def forget(self, transfer: int) -> None:
         """Rule 3; afterwards no buffer of the transfer is held here."""
-        for frames in (self._log, self.resend):
-            for index in [index for index, frame in enumerate(frames) if frame.transfer == transfer]:
-                frames[index] = _INSTEAD
+        at = 0
+        for _ in range(self._transfers.count(transfer)):
+            at = self._transfers.index(transfer, at)
+            self._transfers[at] = None
+            self._log[at] = _INSTEAD
+        for index in [index for index, frame in enumerate(self.resend) if frame.transfer == transfer]:
+            self.resend[index] = _INSTEAD

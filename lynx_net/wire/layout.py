@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import struct
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -67,10 +68,11 @@ class CacheLayout:
     fine: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in _FIELDS:
-            value = getattr(self, name)
-            if name not in ("dtype", "fine") and (type(value) is not int or value < 0):
-                raise LocalProtocolError(f"layout: {name} must be a non-negative integer, not {value!r}")
+        numbers = _numbers(self)
+        if set(map(type, numbers)) != {int} or min(numbers) < 0:
+            for name, value in zip(_NUMBERS, numbers, strict=True):
+                if type(value) is not int or value < 0:
+                    raise LocalProtocolError(f"layout: {name} must be a non-negative integer, not {value!r}")
         if self.dtype not in _DTYPES:
             raise LocalProtocolError(f"layout: dtype must be one of {', '.join(_DTYPES)}, not {self.dtype!r}")
         if not 1 <= self.page_tokens <= 0xFFFF:
@@ -194,14 +196,14 @@ class CacheLayout:
 
     def to_wire(self) -> dict[str, Any]:
         """The layout as a map for a control message."""
-        data: dict[str, Any] = {name: getattr(self, name) for name in _FIELDS}
+        data: dict[str, Any] = dict(zip(_FIELDS, _values(self), strict=True))
         data["fine"] = struct.pack(f"<{len(self.fine)}H", *self.fine)
         return data
 
     @classmethod
     def from_wire(cls, data: object) -> CacheLayout:
         """Build a layout from a peer's map; raises LocalProtocolError where it is not one."""
-        if not isinstance(data, dict) or data.keys() != set(_FIELDS):
+        if not isinstance(data, dict) or data.keys() != _FIELD_SET:
             raise LocalProtocolError("layout: the fields differ from those of this version")
         fine = data["fine"]
         if not isinstance(fine, bytes) or len(fine) % 2:
@@ -210,3 +212,7 @@ class CacheLayout:
 
 
 _FIELDS = tuple(field.name for field in fields(CacheLayout))
+_NUMBERS = tuple(name for name in _FIELDS if name not in ("dtype", "fine"))
+_FIELD_SET = frozenset(_FIELDS)
+_values = operator.attrgetter(*_FIELDS)
+_numbers = operator.attrgetter(*_NUMBERS)

@@ -220,32 +220,50 @@ class Bye(Message):
 _HANDSHAKE = (Hello, Proof, Reject)
 _LINK = (Ping, Request, Refuse, OfferMessage, Accept, Credit, Complete, Received, Abort, Bye)
 MESSAGE_TYPES: dict[str, type[Message]] = {kind.tag: kind for kind in (*_HANDSHAKE, *_LINK)}
-_FIELD_TYPES: dict[str, tuple[type, ...]] = {
-    "int": (int,),
-    "str": (str,),
-    "bytes": (bytes,),
-    "int | None": (int, type(None)),
-    "dict[str, Any]": (dict,),
+_FIELD_TYPES: dict[str, frozenset[type]] = {
+    "int": frozenset((int,)),
+    "str": frozenset((str,)),
+    "bytes": frozenset((bytes,)),
+    "int | None": frozenset((int, type(None))),
+    "dict[str, Any]": frozenset((dict,)),
 }
 _PLAIN = frozenset((int, str, bytes, float, bool, type(None)))
-_EXTENSIONS = msgpack.ExtType | msgpack.Timestamp
-_SCHEMAS: dict[str, dict[str, tuple[type, ...]]] = {
-    tag: {field.name: _FIELD_TYPES[str(field.type)] for field in fields(kind)} for tag, kind in MESSAGE_TYPES.items()
-}
-_FLAT = frozenset(tag for tag, schema in _SCHEMAS.items() if (dict,) not in schema.values())
-"""Messages in whose fields nothing can be nested."""
+_STRINGS = frozenset((str,))
+_LISTS = (list, tuple)
+_EXTENSIONS = (msgpack.ExtType, msgpack.Timestamp)
+
+
+class _Schema:
+    """What a type of message looks like on the wire."""
+
+    __slots__ = ("fields", "flat", "kind", "names")
+
+    def __init__(self, kind: type[Message]) -> None:
+        self.kind = kind
+        types = {field.name: _FIELD_TYPES[str(field.type)] for field in fields(kind)}
+        self.fields = tuple((name, of_field, int in of_field) for name, of_field in types.items())
+        """Name, types, and whether it is a number."""
+        self.names = {"t", *types}
+        self.flat = all(dict not in of_field for of_field in types.values())
+        """Nothing can be nested in its fields, so `_wrong_field` finds all that `_check_nested` would."""
+
+
+_SCHEMAS = {tag: _Schema(kind) for tag, kind in MESSAGE_TYPES.items()}
 
 
 def encode_message(message: Message) -> bytes:
     """Pack a message; raises LocalProtocolError if it is too large, too deep or cannot be packed."""
-    data = {"t": message.tag} | {name: getattr(message, name) for name in _SCHEMAS[message.tag]}
-    wrong = _wrong_field(data, _SCHEMAS[message.tag])
+    schema = _SCHEMAS[message.tag]
+    data: dict[str, Any] = {"t": message.tag}
+    for name, _, _ in schema.fields:
+        data[name] = getattr(message, name)
+    wrong = _wrong_field(data, schema)
     if wrong is not None:
         raise LocalProtocolError(f"a {message.tag} message whose {wrong}")
     try:
-        if message.tag not in _FLAT:
+        if not schema.flat:
             _check_nested(data)
-        packed = bytes(msgpack.packb(data, use_bin_type=True) or b"")
+        packed: bytes = msgpack.packb(data)
     except (TypeError, ValueError, OverflowError) as error:
         raise LocalProtocolError(f"a {message.tag} message cannot be packed: {error}") from error
     if len(packed) > MAX_CONTROL_BYTES:
@@ -260,32 +278,30 @@ def decode_message(payload: bytes) -> Message:
     try:
         data = msgpack.unpackb(
             payload,
-            raw=False,
-            strict_map_key=True,
             max_str_len=MAX_CONTROL_BYTES,
             max_bin_len=MAX_CONTROL_BYTES,
             max_array_len=MAX_ITEMS,
             max_map_len=MAX_ITEMS,
             max_ext_len=0,
         )
-        if not _is_flat(data):
+        tag = data.get("t") if type(data) is dict else None
+        schema = _SCHEMAS.get(tag) if type(tag) is str else None
+        if schema is None or not schema.flat or len(data) != len(schema.names):
             _check_nested(data)
     except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
         raise RemoteProtocolError(f"a control message cannot be unpacked: {error or type(error).__name__}") from error
-    tag = data.get("t") if isinstance(data, dict) else None
-    schema = _SCHEMAS.get(tag) if isinstance(tag, str) else None
-    if tag is None or schema is None:
+    if schema is None:
         raise RemoteProtocolError(f"unknown control message {tag!r:.40}")
-    del data["t"]
-    if data.keys() != schema.keys():
-        odd = ", ".join(sorted(str(name)[:40] for name in data.keys() ^ schema.keys())[:8])
+    if data.keys() != schema.names:
+        odd = ", ".join(sorted(str(name)[:40] for name in data.keys() ^ schema.names)[:8])
         version = data.get("version")
         other = f"; its version is {version!r:.20}, this side speaks {PROTOCOL_VERSION}" if tag == Hello.tag else ""
         raise RemoteProtocolError(f"a {tag} message with missing or unknown fields: {odd}{other}")
     wrong = _wrong_field(data, schema)
     if wrong is not None:
         raise RemoteProtocolError(f"a {tag} message whose {wrong}")
-    return MESSAGE_TYPES[tag](**data)
+    del data["t"]
+    return schema.kind(**data)
 
 
 def abort_message(transfer: int, code: int, reason: str) -> Abort:
@@ -293,18 +309,14 @@ def abort_message(transfer: int, code: int, reason: str) -> Abort:
     return Abort(transfer, code, reason[:MAX_REASON].encode(errors="replace").decode())
 
 
-def _is_flat(data: object) -> bool:
-    """A message whose fields are those of its type, where `_wrong_field` finds all that `_check_nested` would."""
-    tag = data.get("t") if isinstance(data, dict) else None
-    return isinstance(tag, str) and tag in _FLAT and isinstance(data, dict) and len(data) == len(_SCHEMAS[tag]) + 1
-
-
-def _wrong_field(data: dict[str, Any], schema: dict[str, tuple[type, ...]]) -> str | None:
-    for name, types in schema.items():
+def _wrong_field(data: dict[str, Any], schema: _Schema) -> str | None:
+    for name, types, is_number in schema.fields:
         value = data[name]
-        if not isinstance(value, types) or isinstance(value, bool):
-            return f"{name} has the type {type(value).__name__}"
-        if isinstance(value, int) and not 0 <= value < INTEGER_LIMIT:
+        kind = type(value)
+        # What was received has the very type; what is to be sent may be of a subclass.
+        if kind not in types and (kind is bool or not isinstance(value, tuple(types))):
+            return f"{name} has the type {kind.__name__}"
+        if is_number and value is not None and not 0 <= value < INTEGER_LIMIT:
             return f"{name} is out of range"
     return None
 
@@ -320,19 +332,18 @@ def _check_nested(data: object) -> None:
             if kind in _PLAIN:
                 continue
             if isinstance(container, dict):
-                for key in container:
-                    if not isinstance(key, str):
-                        raise ValueError("the keys of a map must be strings")
+                if not _STRINGS.issuperset(map(type, container)) and not all(isinstance(key, str) for key in container):
+                    raise ValueError("the keys of a map must be strings")
                 following += container.values()
-            elif isinstance(container, _EXTENSIONS):
+            elif isinstance(container, _EXTENSIONS):  # one of them is a tuple
                 raise ValueError("extension types are not allowed")
-            elif isinstance(container, list | tuple):
+            elif isinstance(container, _LISTS):
                 following += container
         items += len(following)
         if items > MAX_ITEMS:
             raise ValueError(f"more than {MAX_ITEMS} values")
-        if not following:
+        if _PLAIN.issuperset(map(type, following)):
             return
         level = following
-    if any(isinstance(item, dict | list | tuple | _EXTENSIONS) for item in level):
+    if any(isinstance(item, (dict, *_LISTS, *_EXTENSIONS)) for item in level):
         raise ValueError(f"nested deeper than {MAX_DEPTH}")
