@@ -155,7 +155,6 @@ class Link:
         self._loop_thread = threading.get_ident()
         self._events: deque[Event | _Taken | _Declined] = deque()
         self._at_once = _AT_ONCE_IN_THREADS if accept_in_threads else _AT_ONCE
-        self._withheld: list[Grant] = []
         self._draining = False
         self._waking = False
         self._waiting_for_room: set[int] = set()
@@ -328,12 +327,6 @@ class Link:
     # ---- what transfers call
 
     def submit(
-        self, transfer: OutgoingTransfer, page: int, stream: int, data: memoryview, rank: tuple[int, ...] = ()
-    ) -> None:
-        """Queue one stream of one page of an outgoing transfer."""
-        self.submit_all(transfer, [(page, stream, data, rank)])
-
-    def submit_all(
         self, transfer: OutgoingTransfer, streams: Iterable[tuple[int, int, memoryview, tuple[int, ...]]]
     ) -> None:
         """Queue streams of pages, in order: page, stream, data and rank of each. Those before an error are queued."""
@@ -396,18 +389,8 @@ class Link:
         """The credit book grants something to the peer; called with the lock."""
         if grant.stream < 0 and (incoming := self._incoming.get(grant.transfer)) is not None:
             incoming.accepted_at_s = self.clock()
-        if self._pump.handling:
-            self._withheld.append(grant)
-        else:
-            self.core.incoming.apply_grant(grant)
-            self._pump.wake()
-
-    def _grant_withheld(self) -> None:
-        """What was granted while frames were acted on, but for transfers that these frames have completed."""
-        for grant in self._withheld:
-            if self.core.incoming.state(grant.transfer) is not None:
-                self.core.incoming.apply_grant(grant)
-        self._withheld.clear()
+        self.core.incoming.apply_grant(grant)
+        self._pump.wake()
 
     # ---- what the pump calls
 
@@ -422,8 +405,6 @@ class Link:
                     act(self, event)
             if self._pump.handling:
                 return
-            if self._withheld:
-                self._grant_withheld()
             if self.core.scheduler.has_work():
                 self._pump.wake()
             if not self._events or self._draining:

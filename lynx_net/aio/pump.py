@@ -200,7 +200,9 @@ class LoopPump(Pump):
             for frame in frames:
                 match frame:
                     case ControlFrame(payload):
-                        handle_control(owner, payload)
+                        message = decode_message(payload)
+                        with owner.lock:
+                            owner.post(owner.core.message(message, owner.clock()))
                         whole += 1
                         control += 1
                     case SegmentStart(header):
@@ -232,14 +234,6 @@ class LoopPump(Pump):
 def class_of(chosen: SendBytes) -> int | None:
     """The class of a frame for `Lane.mark`: the stream of a segment, None for control."""
     return None if chosen.transfer is None else chosen.stream
-
-
-def handle_control(owner: PumpOwner, payload: bytes) -> None:
-    """A whole control frame arrived."""
-    message = decode_message(payload)
-    with owner.lock:
-        if events := owner.core.message(message, owner.clock()):
-            owner.post(events)
 
 
 def handle_segment(owner: PumpOwner, frame: SegmentFrame, payload_sum: int) -> None:

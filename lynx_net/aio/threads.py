@@ -21,7 +21,6 @@ from lynx_net.aio.pump import (
     Pump,
     PumpOwner,
     class_of,
-    handle_control,
     never_offered,
     offer_wait_s,
     replaced_by_newer,
@@ -31,6 +30,7 @@ from lynx_net.transport.base import lost
 from lynx_net.wire.frames import FrameReader, SegmentFrame, SegmentHeader, SegmentStart, checksum
 from lynx_net.wire.incoming import SegmentAwaitsOffer
 from lynx_net.wire.lending import Lender
+from lynx_net.wire.messages import decode_message
 from lynx_net.wire.scheduler import SendBytes, WaitUntil, seal
 
 if TYPE_CHECKING:
@@ -155,14 +155,7 @@ class ThreadPump(Pump):
     def _send_here(self, connection: _Connection) -> None:
         """Send what is small in the thread that made it, with the lock: waking the other one takes longer."""
         owner = self.owner
-        batch: list[SendBytes] = []
-        room_bytes = _SMALL_BYTES
-        while room_bytes > 0 and owner.core.outgoing.next_is_small(room_bytes):
-            chosen = owner.core.outgoing.next_send(connection.index, owner.clock())
-            if not isinstance(chosen, SendBytes):
-                break
-            batch.append(chosen)
-            room_bytes -= len(chosen.data)
+        batch = owner.core.outgoing.send_small(_SMALL_BYTES, owner.clock())
         for part in _parts(connection.lane, batch):
             buffers = seal(part)
             if connection.rest:
@@ -433,7 +426,8 @@ class ThreadPump(Pump):
             else:
                 if arrived:
                     self._take_in(arrived)
-                handle_control(self.owner, frame.payload)
+                if events := self.owner.core.message(decode_message(frame.payload), self.owner.clock()):
+                    self.owner.post(events)
                 whole += 1
                 control += 1
         if arrived:

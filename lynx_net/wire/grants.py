@@ -13,7 +13,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -68,7 +68,7 @@ class CreditBook:
         self._entries: dict[tuple[Hashable, int], _Entry] = {}
         self._waiting: deque[_Entry] = deque()
         # class -> link -> how many of its accepted transfers owe bytes of a stream of that class
-        self._owing: dict[int, Counter[Hashable]] = {}
+        self._owing: dict[int, dict[Hashable, int]] = {}
 
     def fits(self, need_bytes: int) -> bool:
         """Whether a transfer of this size can ever be accepted."""
@@ -103,7 +103,7 @@ class CreditBook:
                 freed = self._settle(entry, stream) or freed
         else:
             self._waiting.remove(entry)
-        grants = self._admit()
+        grants = self._admit() if self._waiting else []
         return [*grants, *self._grants(self._entries.values())] if freed else grants
 
     def progressed(self, link: Hashable, transfer: int, *, stream_finished: bool) -> list[Grant]:
@@ -145,9 +145,9 @@ class CreditBook:
             for stream in range(entry.state.streams):
                 if entry.state.owes(stream):
                     entry.owed.add(stream)
-                    self._owing.setdefault(entry.state.classes[stream], Counter())[entry.link] += 1
-            grants.append(Grant(entry.link, entry.state.transfer, -1, 0))
-            grants += self._grants([entry])
+                    owing = self._owing.setdefault(entry.state.classes[stream], {})
+                    owing[entry.link] = owing.get(entry.link, 0) + 1
+            grants += [Grant(entry.link, entry.state.transfer, -1, 0), *self._grants((entry,))]
         return grants
 
     def _settle(self, entry: _Entry, stream: int) -> bool:

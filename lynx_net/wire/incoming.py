@@ -311,7 +311,8 @@ class Incoming:
     def apply_grant(self, grant: Grant) -> None:
         """Tell the peer of a grant that the book made for this link."""
         if grant.stream < 0:
-            self._scheduler.control(Accept(grant.transfer))
+            if not self._states[grant.transfer].covered:  # or Complete says so
+                self._scheduler.control(Accept(grant.transfer))
         else:
             self._scheduler.control(Credit(grant.transfer, grant.stream, grant.limit))
 

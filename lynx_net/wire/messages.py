@@ -323,14 +323,11 @@ def _wrong_field(data: dict[str, Any], schema: _Schema) -> str | None:
 
 def _check_nested(data: object) -> None:
     """Refuse what is nested too deep, holds too much, or msgpack would only carry one way; no recursion."""
-    level: list[object] = [data]
+    level: list[Any] = [data]
     items = 0
     for _ in range(MAX_DEPTH):
-        following: list[object] = []
+        following: list[Any] = []
         for container in level:
-            kind = type(container)
-            if kind in _PLAIN:
-                continue
             if isinstance(container, dict):
                 if not _STRINGS.issuperset(map(type, container)) and not all(isinstance(key, str) for key in container):
                     raise ValueError("the keys of a map must be strings")
@@ -342,8 +339,8 @@ def _check_nested(data: object) -> None:
         items += len(following)
         if items > MAX_ITEMS:
             raise ValueError(f"more than {MAX_ITEMS} values")
-        if _PLAIN.issuperset(map(type, following)):
+        level = [item for item in following if type(item) not in _PLAIN]
+        if not level:
             return
-        level = following
     if any(isinstance(item, (dict, *_LISTS, *_EXTENSIONS)) for item in level):
         raise ValueError(f"nested deeper than {MAX_DEPTH}")

@@ -166,9 +166,24 @@ class Outgoing:
         """Why a lane that got `NothingToSend` has nothing to send."""
         return "credit" if any(any(queue.pages) for queue in self._queues.values()) else "idle"
 
-    def next_is_small(self, most_bytes: int) -> bool:
-        """Whether lane 0 would send little next, see `Scheduler.next_is_small`; False while it sends frames again."""
-        return not self._lanes[0].resend and self._scheduler.next_is_small(most_bytes)
+    def send_small(self, room_bytes: int, now: float) -> list[SendBytes]:
+        """What `next_send` would answer for lane 0, as long as it is small (`Scheduler.small`) and fits into the room.
+
+        Nothing while the lane sends frames again.
+        """
+        record, stats = self._lanes[0], self._lane_stats[0]
+        if record.resend or not (chosen := self._scheduler.small(room_bytes, now)):
+            return []
+        record.sent_more(chosen)
+        self._liveness.sent_at_s = now
+        stats.sent_payload_bytes += sum([len(one.data) for one in chosen])
+        for one in chosen:
+            if one.transfer is None:
+                stats.sent_control_frames += 1
+            else:
+                stats.sent_segments += 1
+                self._liveness.sending[one.transfer] = now
+        return chosen
 
     def batch_bytes(self, most_bytes: int) -> int:
         """How many bytes a lane may take together: `most_bytes`, but no more than its share of what can be sent.

@@ -27,7 +27,7 @@ from lynx_net.errors import FlowControlError, IntegrityError, LocalProtocolError
 from lynx_net.wire.credit import ReceiveWindow
 from lynx_net.wire.frames import SegmentHeader
 from lynx_net.wire.pool import BufferPool
-from lynx_net.wire.scheduler import class_of
+from lynx_net.wire.scheduler import classes_of
 from lynx_net.wire.stats import TransferStats
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ class ReceiveState:
         stats: TransferStats | None = None,
         exact: bool = False,
     ) -> None:
-        self.classes = [class_of(stream, streams, exact=exact) for stream in range(streams)]
+        self.classes = classes_of(streams, exact=exact)
         """Priority class of each stream."""
         self.stats = TransferStats.of(streams) if stats is None else stats
         self._pool = BufferPool() if pool is None else pool
@@ -175,12 +175,14 @@ class ReceiveState:
         self._early_largest = 0
         self._sizes = sizes
         self._page_count = layout.page_count
-        self._pages_per_layer = len(layout.layer_pages(0)) if layout.layers else 0
+        self._pages_per_layer = self._page_count // max(layout.layers, 1)
         self._largest_bytes, most_bytes = self._page_bounds()
         self._full_windows = windows
         self.windows = [ReceiveWindow(size, most=most) for size, most in zip(windows, most_bytes, strict=True)]
         self.windows[0].limit = initial_credit
-        self._early_window = early_window
+        self.covered = streams == 1 and most_bytes[0] is not None and most_bytes[0] <= initial_credit
+        """The sender needs no more than the initial credit."""
+        self._early_window = early_window if streams > 1 else None
         self._pages: dict[int, _Page] = {}
         self._begun_pages = [0] * streams
         self._arrived_pages = [0] * streams
@@ -194,8 +196,8 @@ class ReceiveState:
         """All pages before this one have begun."""
         self._layer_missing = [[self._pages_per_layer] * layout.layers for _ in range(streams)]
         self._layers_missing = [layout.layers] * streams
-        if early_window is not None:
-            self._set_windows(early_window)
+        if self._early_window is not None:
+            self._set_windows(self._early_window)
 
     def start(self) -> list[LayerReady | StreamReady | TransferComplete]:
         """What is ready before any byte has come (rule 5)."""

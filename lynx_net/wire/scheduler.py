@@ -53,7 +53,7 @@ __all__ = [
     "SendBytes",
     "SendQueue",
     "WaitUntil",
-    "class_of",
+    "classes_of",
     "seal",
     "seal_bursts",
 ]
@@ -73,9 +73,12 @@ EXACT_CLASS = 255
 """Class of an exact stream, behind all that make a cache fit to decode from."""
 
 
-def class_of(stream: int, streams: int, *, exact: bool) -> int:
-    """Priority class of a stream of a transfer, 0 first; `exact` says that the last of several streams is exact."""
-    return EXACT_CLASS if exact and 0 < stream == streams - 1 else stream
+def classes_of(streams: int, *, exact: bool) -> list[int]:
+    """Priority class of each stream of a transfer, 0 first; `exact` says that the last of several streams is exact."""
+    classes = list(range(streams))
+    if exact and streams > 1:
+        classes[-1] = EXACT_CLASS
+    return classes
 
 
 class SendBytes(NamedTuple):
@@ -184,7 +187,7 @@ class SendQueue:
         self.segment_bytes = segment_bytes
         self.deadline_s = deadline_s
         self.pages: list[deque[_PageStream]] = [deque() for _ in range(streams)]
-        self.classes = [class_of(stream, streams, exact=exact) for stream in range(streams)]
+        self.classes = classes_of(streams, exact=exact)
         self.windows = [SendWindow(initial_credit if stream == 0 else 0) for stream in range(streams)]
         self.queued_bytes = [0] * streams
         self.stats = TransferStats.of(streams)
@@ -368,15 +371,25 @@ class Scheduler:
         """True while control frames are queued."""
         return bool(self._control)
 
-    def next_is_small(self, most_bytes: int) -> bool:
-        """Whether lane 0 would next send a control frame, or the last of a transfer, of at most so many bytes."""
-        if self._control:
-            return len(self._control[0]) <= most_bytes
-        if not self.has_segments(0):
-            return False
-        key = self._order[0]
-        queue = self._turns[key][0]
-        return queue.unsent == 1 and queue.next_length(queue.stream_in(key[0])) <= most_bytes
+    def small(self, room_bytes: int, now: float) -> list[SendBytes]:
+        """What `next` would answer on lane 0, as long as it is small and fits into the room.
+
+        Small are control frames, and the last page of a transfer.
+        """
+        chosen: list[SendBytes] = []
+        while self._control and len(self._control[0]) <= room_bytes:
+            chosen.append(self._next_control(now))
+            room_bytes -= len(chosen[-1].data)
+        while not self._control and self.has_segments(0):
+            key = self._order[0]
+            queue = self._turns[key][0]
+            if queue.unsent > 1 or queue.next_length(queue.stream_in(key[0])) > room_bytes:
+                break
+            if self.pacer is not None and self.pacer.ready_at(now) > now:
+                break
+            chosen.append(self._take_turn(now))
+            room_bytes -= len(chosen[-1].data)
+        return chosen
 
     def has_segments(self, lane: int) -> bool:
         """True while a segment could be sent on this lane now, pacing aside."""
@@ -400,10 +413,7 @@ class Scheduler:
     def next(self, lane: int, now: float) -> SendBytes | WaitUntil | NothingToSend:
         """Decide what this lane sends now (rules 1 to 7). The answer counts as sent."""
         if self._control and lane == 0:
-            frame = self._control.popleft()
-            self.control_bytes -= len(frame)
-            self._pay(len(frame), now)
-            return SendBytes(frame)
+            return self._next_control(now)
         if not self.has_segments(lane):
             return NothingToSend()
         if self.pacer is not None:
@@ -460,6 +470,12 @@ class Scheduler:
         """What was decided may not hold any more: have all lanes ask again."""
         for lane in self._runs:
             self._stops[lane][0] = 1
+
+    def _next_control(self, now: float) -> SendBytes:
+        frame = self._control.popleft()
+        self.control_bytes -= len(frame)
+        self._pay(len(frame), now)
+        return SendBytes(frame)
 
     def _take_turn(self, now: float) -> SendBytes:
         """The next segment of who has the turn, which then goes to the end."""

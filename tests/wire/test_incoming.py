@@ -26,6 +26,7 @@ from lynx_net.wire.messages import (
     Accept,
     Complete,
     Credit,
+    Message,
 )
 from lynx_net.wire.receiving import TransferComplete
 
@@ -43,12 +44,27 @@ def test_offer_is_pending_until_taken() -> None:
     ]
 
 
-def test_nothing_is_granted_beyond_what_a_transfer_can_need() -> None:
-    """The initial credit covers it all, so that accepting it is all there is to say."""
-    side = make_side(initial_credit_bytes=1 << 20)
+COVERING_BYTES = sum(max(page_sizes(page, 1)[0]) for page in range(LAYOUT.page_count))
+
+
+@pytest.mark.parametrize(
+    ("initial_credit_bytes", "answer"),
+    [(COVERING_BYTES, []), (COVERING_BYTES - 1, [Accept(2), Credit(2, 0, 1 << 20)])],
+)
+def test_a_transfer_that_the_initial_credit_covers_needs_no_answer_but_complete(
+    initial_credit_bytes: int, answer: list[Message]
+) -> None:
+    """Nor is anything granted beyond what a transfer can need."""
+    side = make_side(initial_credit_bytes=initial_credit_bytes, anchor_window_bytes=1 << 20)
     hear(side, an_offer(2, streams=1))
     side.take()
-    assert said(side) == [Accept(2)]
+    assert side.book.is_accepted("the link", 2)
+    assert said(side) == answer
+    for page in range(LAYOUT.page_count):
+        for header, payload in segments_of(2, page, 0):
+            arrive(side, header, payload)
+        side.decode()
+    assert said(side) == [Complete(2)]
 
 
 @pytest.mark.parametrize(("initiator", "good", "bad"), [(True, [2, 4, 100], [1, 0, 100]), (False, [1, 3, 99], [2, 99])])

@@ -439,7 +439,7 @@ def test_a_lane_kept_for_what_is_urgent_takes_no_residual() -> None:
     assert not scheduler.has_segments(0)
     assert scheduler.has_segments(1)
     assert isinstance(scheduler.next(0, 0.0), NothingToSend)
-    assert not scheduler.next_is_small(SEGMENT)
+    assert not scheduler.small(SEGMENT, 0.0)
     scheduler.submit(1, 0, 0, memoryview(bytes(SEGMENT)))
     assert scheduler.has_segments(0)
     anchor = scheduler.next(0, 0.0)
@@ -447,3 +447,37 @@ def test_a_lane_kept_for_what_is_urgent_takes_no_residual() -> None:
     assert anchor.stream == 0
     assert isinstance(scheduler.next(0, 0.0), NothingToSend)  # not even a time: it has nothing to wait for
     assert isinstance(scheduler.next(1, 0.0), WaitUntil)
+
+
+def test_what_is_small_leaves_together_and_as_it_would_one_by_one() -> None:
+    """Control frames, then ends of transfers; neither one with more to send nor what does not fit into the room."""
+    schedulers = [Scheduler(), Scheduler()]
+    for scheduler in schedulers:
+        for transfer, size, pages in ((1, 10, 1), (2, SEGMENT, 1), (3, 10, 2), (4, 10, 1)):
+            scheduler.open(
+                SendQueue(transfer, streams=1, page_count=pages, segment_bytes=SEGMENT, initial_credit=10**6)
+            )
+            scheduler.submit(transfer, 0, 0, memoryview(bytes(size)))
+        scheduler.control(Ping())
+        scheduler.control(Bye("x" * SEGMENT))
+    together, alone = schedulers
+    assert together.small(10, 0.0) == []
+    chosen = together.small(SEGMENT, 0.0)
+    assert [one.transfer for one in chosen] == [None]
+    chosen += together.small(10**6, 0.0)
+    assert [one.transfer for one in chosen] == [None, None, 1, 2]
+    assert chosen == [alone.next(0, 0.0) for _ in chosen]
+    assert together.small(10**6, 0.0) == []
+    assert isinstance(together.next(0, 0.0), SendBytes)
+
+
+def test_what_is_small_keeps_the_rate() -> None:
+    scheduler = Scheduler(TokenBucket(8000, 0.0))
+    for transfer in range(1, 10):
+        scheduler.open(SendQueue(transfer, streams=1, page_count=1, segment_bytes=SEGMENT, initial_credit=10**6))
+        scheduler.submit(transfer, 0, 0, memoryview(bytes(SEGMENT)))
+    at_once = scheduler.small(10**6, 0.0)
+    assert len(at_once) < 9
+    wait = scheduler.next(0, 0.0)
+    assert isinstance(wait, WaitUntil)
+    assert len(scheduler.small(10**6, wait.at_s)) == 1

@@ -15,7 +15,7 @@ from lynx_net.wire.frames import SegmentHeader, checksum
 from lynx_net.wire.grants import CreditBook, Grant
 from lynx_net.wire.messages import MAX_STREAMS
 from lynx_net.wire.receiving import LayerReady, PageSizes, ReceiveState, StreamReady, TransferComplete, largest_of
-from lynx_net.wire.scheduler import EXACT_CLASS, Scheduler, SendBytes, SendQueue, class_of
+from lynx_net.wire.scheduler import EXACT_CLASS, Scheduler, SendBytes, SendQueue, classes_of
 
 SEGMENT = 4096
 
@@ -77,9 +77,9 @@ def test_most_streams() -> None:
 
 
 def test_an_exact_stream_is_in_a_class_of_its_own() -> None:
-    assert [class_of(stream, 4, exact=True) for stream in range(4)] == [0, 1, 2, EXACT_CLASS]
-    assert [class_of(stream, 4, exact=False) for stream in range(4)] == [0, 1, 2, 3]
-    assert class_of(0, 1, exact=True) == 0, "the only stream of a transfer is what decoding waits for"
+    assert classes_of(4, exact=True) == [0, 1, 2, EXACT_CLASS]
+    assert classes_of(4, exact=False) == [0, 1, 2, 3]
+    assert classes_of(1, exact=True) == [0], "the only stream of a transfer is what decoding waits for"
 
 
 def state_of(transfer: int, streams: int, *, exact: bool = False, early_window: int | None = None) -> ReceiveState:
