@@ -29,7 +29,8 @@ class Timeline:
         stream_names: of the codec.
         stream_bytes, stream_segments: payload bytes and segments of each stream that were sent, or that arrived.
         offered_s: when the offer was made, or came.
-        accepted_s: when the receiver had reserved the memory; at the sender, when it learned of it.
+        accepted_s: when the receiver had reserved the memory; at the sender, when it learned of it: of a transfer that
+            the initial credit covers with its end.
         resent_segments: sent again because a connection was lost; outgoing only.
         first_segment_s, last_segment_s: when a lane took the first and the last segment; at the receiver, when the
             header of the first one arrived and when the last one was whole.

@@ -8,7 +8,7 @@ receiving in receiving.py, of credit in grants.py, of lost connections in lanes.
     Offer          id must be of the peer's parity and above all before it; PENDING, or refused with Abort
     Accept         OFFERED -> OPEN; for an unknown or ended transfer: ignored (it crossed an Abort)
     Credit         raises a limit; ignored if the transfer has ended. One that raises nothing says: not forgotten
-    Complete       OPEN -> DELIVERED, only when everything was sent; ignored if it has ended
+    Complete       OFFERED or OPEN -> DELIVERED, only when everything was sent; ignored if it has ended
     Abort          any open state -> FAILED, with the peer's reason; ignored if it has ended
     Request        an event for the application, which answers with an Offer of that request id or a Refuse;
                    refused here if too many wait for an answer; the id must not wait for one already

@@ -1,6 +1,8 @@
 """The transfers that one side of a link sends, and what its lanes send next.
 
 States of a transfer here:  OFFERED -> OPEN -> DELIVERED,  and from the first two -> FAILED
+
+One that the initial credit covers goes from OFFERED to DELIVERED: its receiver says nothing before that.
 """
 
 from __future__ import annotations
