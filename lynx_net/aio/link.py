@@ -154,7 +154,7 @@ class Link:
         self.loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
         self._events: deque[Event | _Taken | _Declined] = deque()
-        self._at_once = _AT_ONCE_IN_THREADS if accept_in_threads else _AT_ONCE
+        self._at_once: dict[type, Callable[[Link, Any], None]] = _AT_ONCE_IN_THREADS if accept_in_threads else _AT_ONCE
         self._draining = False
         self._waking = False
         self._waiting_for_room: set[int] = set()
@@ -694,7 +694,8 @@ _AT_ONCE: dict[type, Callable[[Link, Any], None]] = {
 }
 """What is done about an event in the thread that posts it; all others wait for the loop."""
 
-_AT_ONCE_IN_THREADS = _AT_ONCE | {OfferReceived: Link._take}
+_AT_ONCE_IN_THREADS: dict[type, Callable[[Link, Any], None]] = {**_AT_ONCE, OfferReceived: Link._take}
+"""Where offers are accepted in threads."""
 
 _IN_LOOP: dict[type, Callable[[Link, Any], None]] = {
     LayerReady: Link._layer_ready,

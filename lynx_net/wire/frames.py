@@ -425,6 +425,7 @@ class FrameReader:
 
     def _parse_header(self, headers: memoryview, at: int, frames: list[Frame]) -> int:
         """Take up the header that lies here; returns the bytes of the payload of a control frame, 0 for a segment."""
+        length: int
         kind, stream, following, length, transfer, page, offset, stream_bytes, zero, payload_sum, own_sum = (
             _SUMMED_HEADER.unpack_from(headers, at)
         )
