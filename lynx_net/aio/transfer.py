@@ -134,7 +134,7 @@ class OutgoingTransfer(_Transfer):
     @property
     def room(self) -> bool:
         """Whether `wait_for_room` would return at once, as far as is known now; for any thread."""
-        return self._room.is_set()
+        return self._has_room
 
     async def wait_for_few(self, most_bytes: int) -> None:
         """Return when at most so many bytes of all streams together wait to be sent; raises the transfer's error.
