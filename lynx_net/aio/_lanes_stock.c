@@ -14,7 +14,7 @@
 enum { MAX_BURST = 256 };          /* segments whose headers may come before their payloads, as in frames.py */
 enum { MAX_FULL = 2 * MAX_BURST }; /* payloads handed back together */
 enum { STACKS = 16 };
-enum { LEAST_PIECE = 1 << 16, MOST_PIECE = 1 << 20 };
+enum { LEAST_PIECE = 1 << 16, MOST_PIECE = 1 << 18 };
 
 typedef struct Loan {
     struct Loan *next;

@@ -11,7 +11,7 @@ from lynx_codec.base import PAGE_TOKENS, PageShape
 from lynx_net.errors import LocalProtocolError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 __all__ = ["KINDS", "CacheLayout", "Kind", "PageRef"]
 
@@ -160,6 +160,23 @@ class CacheLayout:
                 shape = shapes.get(like) or shapes.setdefault(like, PageShape(*like))
                 pages.append(PageRef(len(pages), 0, kind, start, stop, shape))
         return pages
+
+    def unlike_pages(self) -> list[PageRef]:
+        """Of each kind and shape of page that a layer has one page of layer 0; looks at few pages where none are fine."""
+        if not self.page_count:
+            return []
+        count = self.pages_per_array
+        positions: Iterable[int] = range(count)
+        if not self.fine:  # then all pages between the raw tokens of both ends are alike
+            behind_head = -(-self.raw_head // self.page_tokens)
+            tail = max(self.tokens - self.raw_tail, 0) // self.page_tokens
+            positions = {*range(min(behind_head + 1, count)), *range(min(tail, count - 1), count)}
+        unlike: dict[tuple[Kind, PageShape], PageRef] = {}
+        for which in range(len(self.kinds)):
+            for position in positions:
+                page = self.page(which * count + position)
+                unlike.setdefault((page.kind, page.shape), page)
+        return list(unlike.values())
 
     def _cut(self, position: int) -> tuple[int, int, int, int]:
         """First token, token behind the last, and raw tokens at both ends of a page of an array."""

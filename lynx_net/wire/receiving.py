@@ -232,10 +232,9 @@ class ReceiveState:
             most = [[largest_of(sizes[stream]) for sizes in pages] for stream in range(self.streams)]
             return [max(of_pages, default=0) for of_pages in most], [sum(of_pages) for of_pages in most]
         # All layers are cut alike, but may differ in codecs.
-        first = (self.layout.page(index) for index in self.layout.layer_pages(0))
-        alike = {(page.kind, page.shape): page.index for page in first}.values()
+        unlike = [page.index for page in self.layout.unlike_pages()]
         starts = range(0, self._page_count, self._pages_per_layer)
-        pages = [self._sizes(start + index) for start in starts for index in alike]
+        pages = [self._sizes(start + index) for start in starts for index in unlike]
         largest = [max(largest_of(sizes[stream]) for sizes in pages) for stream in range(self.streams)]
         return largest, [None] * self.streams
 

@@ -44,6 +44,16 @@ def test_tokens_that_cannot_be_fine(tokens: list[int]) -> None:
         LAYOUT.with_fine(tokens)
 
 
+@given(layouts, st.data())
+def test_one_page_of_each_shape(layout: CacheLayout, data: st.DataObject) -> None:
+    coded = range(min(layout.raw_head, layout.tokens), max(layout.tokens - layout.raw_tail, 0))
+    layout = layout.with_fine(sorted(data.draw(st.sets(st.sampled_from(coded), max_size=3))) if coded else [])
+    unlike = layout.unlike_pages()
+    assert {(page.kind, page.shape) for page in unlike} == {(page.kind, page.shape) for page in layout.first_layer()}
+    assert len({(page.kind, page.shape) for page in unlike}) == len(unlike)
+    assert all(page.layer == 0 and page == layout.page(page.index) for page in unlike)
+
+
 @given(layouts)
 def test_the_pages_partition_every_array_and_its_raw_tokens(layout: CacheLayout) -> None:
     covered = {(layer, kind): np.zeros(layout.tokens, int) for layer in range(layout.layers) for kind in layout.kinds}
