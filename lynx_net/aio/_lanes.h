@@ -40,7 +40,7 @@ typedef struct {
 int64_t lanes_now_ns(void);
 void lanes_account(Receiving *one, size_t got);
 ssize_t lanes_receive_piece(int fd, const Receiving *one, size_t most, size_t *wanted);
-ssize_t lanes_receive_or_wait(int fd, void *to, size_t bytes, int wait_ms);
+ssize_t lanes_receive_or_wait(int fd, void *to, size_t bytes, int64_t wait_ns);
 
 extern PyMethodDef lanes_receive_methods[];
 int lanes_add_stock(PyObject *module);

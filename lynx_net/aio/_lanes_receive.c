@@ -57,15 +57,16 @@ ssize_t lanes_receive_piece(int fd, const Receiving *one, size_t most, size_t *w
     return recvmsg(fd, &message, MSG_WAITALL);
 }
 
-/* What is there, up to `bytes`; waits for the first byte. Returns as recv does. */
-ssize_t lanes_receive_or_wait(int fd, void *to, size_t bytes, int wait_ms)
+/* What is there, up to `bytes`; waits for the first byte, unless `wait_ns` is 0. Returns as recv does. */
+ssize_t lanes_receive_or_wait(int fd, void *to, size_t bytes, int64_t wait_ns)
 {
     ssize_t got = recv(fd, to, bytes, MSG_DONTWAIT);
-    if (got >= 0 || wait_ms < 0 || (errno != EAGAIN && errno != EWOULDBLOCK))
+    if (got >= 0 || wait_ns <= 0 || (errno != EAGAIN && errno != EWOULDBLOCK))
         return got;
     /* Not in recv itself: the kernel wakes that for every byte that is sent on the socket, too. */
     struct pollfd readable = {.fd = fd, .events = POLLIN};
-    int ready = poll(&readable, 1, wait_ms);
+    struct timespec wait = {.tv_sec = wait_ns / 1000000000, .tv_nsec = wait_ns % 1000000000};
+    int ready = ppoll(&readable, 1, &wait, NULL);
     if (ready < 0)
         return -1;
     if (ready == 0) {
@@ -90,7 +91,7 @@ static ssize_t receive_headers(int fd, const unsigned char *header, const Py_buf
 
 /* Payloads, then the tail as far as it is there. Bytes received, 0 at the end of the stream, -1 with errno: EINTR and
  * EAGAIN if nothing came. An error after bytes is left for the next call, which sees a closed stream at least. */
-static ssize_t receive_all(int fd, Receiving *one, const Py_buffer *tail, const Py_buffer *more, int wait_ms)
+static ssize_t receive_all(int fd, Receiving *one, const Py_buffer *tail, const Py_buffer *more, int64_t wait_ns)
 {
     ssize_t total = 0, got;
     int64_t began = lanes_now_ns();
@@ -105,12 +106,12 @@ static ssize_t receive_all(int fd, Receiving *one, const Py_buffer *tail, const 
         if ((size_t)got < wanted)
             return total;
         int64_t spent = lanes_now_ns() - began;
-        if (one->done < one->count && spent > (one->done > done ? LINGER_NS : (int64_t)wait_ms * 1000000))
+        if (one->done < one->count && spent > (one->done > done ? LINGER_NS : wait_ns))
             return total;
     }
     if (tail->len == 0)
         return total;
-    got = lanes_receive_or_wait(fd, tail->buf, (size_t)tail->len, total ? -1 : wait_ms);
+    got = lanes_receive_or_wait(fd, tail->buf, (size_t)tail->len, total ? 0 : wait_ns);
     if (got <= 0)
         return total ? total : got;
     total += got;
@@ -171,7 +172,7 @@ static PyObject *lanes_receive(PyObject *module, PyObject *args)
     ssize_t total;
     for (;;) {
         PyThreadState *state = PyEval_SaveThread();
-        total = receive_all(fd, &one, &views[count], &views[count + 1], (int)(wait_s * 1000));
+        total = receive_all(fd, &one, &views[count], &views[count + 1], (int64_t)(wait_s * 1e9));
         int error = errno;
         PyEval_RestoreThread(state);
         if (total >= 0)

@@ -15,6 +15,7 @@ enum { MAX_BURST = 256 };          /* segments whose headers may come before the
 enum { MAX_FULL = 2 * MAX_BURST }; /* payloads handed back together */
 enum { STACKS = 16 };
 enum { LEAST_PIECE = 1 << 16, MOST_PIECE = 1 << 18 };
+enum { MOST_PAUSE_NS = 300000 };
 
 typedef struct Loan {
     struct Loan *next;
@@ -253,6 +254,8 @@ typedef struct {
     int refused; /* the headers are for Python */
     size_t piece_bytes;
     size_t most_bytes; /* of `enough_bytes` */
+    int64_t burst_began_ns;
+    int64_t pause_ns; /* so long a next burst is awaited before what is full is handed back */
 } Reader;
 
 static uint32_t get32(const unsigned char *from)
@@ -327,6 +330,21 @@ static void begin_burst(Reader *self)
     self->burst.done = self->burst.filled = self->taken = 0;
     self->headers_filled = 0;
     self->headers_wanted = HEADER_BYTES;
+    self->burst_began_ns = lanes_now_ns();
+}
+
+/* A burst is over. Where more of its stream is expected, that is worth a pause as long as it took: a sender that hashes
+ * what it sends next is not done with it when the receiver is, and to tell of every burst alone costs more than a burst. */
+static void end_burst(Reader *self)
+{
+    Stock *stock = (Stock *)self->stock;
+    const Segment *last = &self->coming[self->burst.count - 1];
+    pthread_mutex_lock(&stock->mutex);
+    int more = find_shelf(stock, last->transfer, last->stream, last->bytes) != NULL;
+    pthread_mutex_unlock(&stock->mutex);
+    int64_t took_ns = more ? lanes_now_ns() - self->burst_began_ns : 0;
+    self->pause_ns = took_ns < MOST_PAUSE_NS ? took_ns : MOST_PAUSE_NS;
+    self->burst.count = self->burst.done = self->taken = 0;
 }
 
 /* Payloads that are full since the last time. */
@@ -341,14 +359,14 @@ static void collect(Reader *self)
             self->enough_bytes = segment->together_bytes;
     }
     if (self->taken == self->burst.count)
-        self->burst.count = self->burst.done = self->taken = 0;
+        end_burst(self);
 }
 
 /* Headers as far as they are there. Returns as recv does. */
-static ssize_t receive_headers(Reader *self, int fd, int wait_ms)
+static ssize_t receive_headers(Reader *self, int fd, int64_t wait_ns)
 {
     unsigned char *to = self->headers + self->headers_filled;
-    ssize_t got = lanes_receive_or_wait(fd, to, self->headers_wanted - self->headers_filled, wait_ms);
+    ssize_t got = lanes_receive_or_wait(fd, to, self->headers_wanted - self->headers_filled, wait_ns);
     if (got <= 0)
         return got;
     self->headers_filled += (size_t)got;
@@ -362,8 +380,8 @@ static ssize_t receive_headers(Reader *self, int fd, int wait_ms)
 }
 
 /* Bytes received, 0 at the end of the stream, -1 with errno: EINTR and EAGAIN if nothing came. Comes back after a
- * while with what is full by then, and at once when nothing more is there: the last page before a pause is awaited. */
-static ssize_t read_on(Reader *self, int fd, int wait_ms)
+ * while with what is full by then, and soon when nothing more is there: the last page before a pause is awaited. */
+static ssize_t read_on(Reader *self, int fd, int64_t wait_ns)
 {
     ssize_t total = 0, got;
     int64_t began = 0;
@@ -378,7 +396,7 @@ static ssize_t read_on(Reader *self, int fd, int wait_ms)
             if (got > 0 && (size_t)got < wanted)
                 return total + got;
         } else {
-            got = receive_headers(self, fd, total == 0 ? wait_ms : -1);
+            got = receive_headers(self, fd, total == 0 ? wait_ns : self->pause_ns);
         }
         if (got <= 0)
             return total ? total : got;
@@ -469,7 +487,7 @@ static PyObject *reader_receive(PyObject *object, PyObject *args)
     for (;;) {
         PyThreadState *state = PyEval_SaveThread();
         int64_t began = lanes_now_ns();
-        total = read_on(self, fd, (int)(wait_s * 1000));
+        total = read_on(self, fd, (int64_t)(wait_s * 1e9));
         int error = errno;
         if (total > 0) { /* what comes in about a millisecond is waited for together */
             int64_t rate = (int64_t)total * 1000000 / (lanes_now_ns() - began + 1);
