@@ -1,10 +1,11 @@
 /* Receiving whole streams of pages into buffers that Python has lent, many in one call, without the interpreter.
  *
  * A Stock holds the buffers of a link, by transfer, stream and size; a Reader takes the segments of one connection as
- * long as each of them is a whole stream of a page for which there is a buffer, and hands back what it has filled.
+ * long as each of them is a whole stream of a page for which there is a buffer. What is full goes to the stock, and the
+ * first reader that finds it to be enough, or old enough, lets its thread tell Python of all of it: the others go on.
  * Nothing is decided here: Python checks every header and every sum afterwards (lynx_net/wire/lending.py), and gets the
  * headers of all that is not so simple to read them itself. A buffer has one owner at a time: the stock, one reader, or
- * Python; the bytes of a reader's buffers belong to it until the buffer is handed back.
+ * Python; its bytes belong to the reader until it is full.
  */
 #include "_lanes.h"
 
@@ -12,10 +13,11 @@
 #include <stdatomic.h>
 
 enum { MAX_BURST = 256 };          /* segments whose headers may come before their payloads, as in frames.py */
-enum { MAX_FULL = 2 * MAX_BURST }; /* payloads handed back together */
+enum { MAX_LANES = 64 };           /* as in handshake.py */
 enum { STACKS = 16 };
 enum { LEAST_PIECE = 1 << 16, MOST_PIECE = 1 << 18 };
 enum { MOST_PAUSE_NS = 300000 };
+enum { TELL_NS = 3000000, TELL_MIXED_NS = 500000 }; /* Python hears of a full page after so long, or of several streams */
 
 typedef struct Loan {
     struct Loan *next;
@@ -31,10 +33,28 @@ typedef struct {
 } Shelf;
 
 typedef struct {
+    uint64_t transfer, checksum, sum;
+    uint32_t page, stream, bytes;
+    size_t together_bytes;
+    Loan *loan;
+} Segment;
+
+typedef struct {
+    size_t segments, bytes;
+} Count;
+
+typedef struct {
     PyObject_HEAD
-    pthread_mutex_t mutex; /* never held while waiting for anything */
+    pthread_mutex_t mutex; /* never held while waiting for anything, nor while objects are made */
     Shelf *shelves; /* those that are in use are first */
     size_t used, room;
+    size_t loans;  /* that exist */
+    Segment *full; /* of all lanes, in order; there is room for all loans */
+    size_t full_count, full_room, full_bytes;
+    size_t enough_bytes, most_bytes; /* of which Python is told at once, now and at most */
+    int64_t full_since_ns, told_ns;  /* when the first of them came; when a reader left in order to tell */
+    int mixed; /* they are of several streams */
+    Count untold[MAX_LANES]; /* what each lane has received */
 } Stock;
 
 /* Which stack is this thread's. */
@@ -47,17 +67,20 @@ static size_t own_stack(void)
     return number - 1;
 }
 
-static void free_loan(Loan *loan)
+static void free_loan(Stock *stock, Loan *loan)
 {
+    pthread_mutex_lock(&stock->mutex);
+    stock->loans--;
+    pthread_mutex_unlock(&stock->mutex);
     PyBuffer_Release(&loan->view);
     PyMem_Free(loan);
 }
 
 /* The buffer itself, and nothing is left of the loan. Steals it. */
-static PyObject *give_back(Loan *loan)
+static PyObject *give_back(Stock *stock, Loan *loan)
 {
     PyObject *buffer = Py_NewRef(loan->view.obj);
-    free_loan(loan);
+    free_loan(stock, loan);
     return buffer;
 }
 
@@ -99,27 +122,39 @@ static Loan *pop(Stock *stock, Shelf *shelf)
     return loan;
 }
 
-/* Room for one shelf more. Only where the interpreter is locked: then nobody else adds any before it is used. */
+/* An array with room for more; NULL, and it stays as it was, where there is no memory. */
+static void *grown(void *array, size_t *room, size_t item_bytes)
+{
+    void *more = PyMem_Realloc(array, (2 * *room + 16) * item_bytes);
+    if (more != NULL)
+        *room = 2 * *room + 16;
+    return more;
+}
+
+/* Room for a loan more, on a shelf of its own. Only where the interpreter is locked: then nobody else adds any before it
+ * is used. */
 static int make_room(Stock *stock)
 {
     int failed = 0;
     pthread_mutex_lock(&stock->mutex);
     if (stock->used == stock->room) {
-        size_t room = 2 * stock->room + 16;
-        Shelf *more = PyMem_Realloc(stock->shelves, room * sizeof *more);
+        Shelf *more = grown(stock->shelves, &stock->room, sizeof *more);
         failed = more == NULL;
-        if (!failed) {
-            stock->shelves = more;
-            stock->room = room;
-        }
+        stock->shelves = failed ? stock->shelves : more;
     }
+    if (!failed && stock->loans == stock->full_room) {
+        Segment *more = grown(stock->full, &stock->full_room, sizeof *more);
+        failed = more == NULL;
+        stock->full = failed ? stock->full : more;
+    }
+    stock->loans += !failed;
     pthread_mutex_unlock(&stock->mutex);
     return failed ? -1 : 0;
 }
 
 PyDoc_STRVAR(put_doc, "put(transfer, stream, buffers, together_bytes)\n--\n\n"
                       "Lend writable buffers, each for a whole page of its size; they are the stock's until it hands them back.\n"
-                      "Readers come back when they have `together_bytes` of the stream, or earlier.");
+                      "A reader comes back when all have received `together_bytes` of the stream, or earlier.");
 
 static PyObject *stock_put(PyObject *self, PyObject *args)
 {
@@ -137,11 +172,11 @@ static PyObject *stock_put(PyObject *self, PyObject *args)
             return PyErr_NoMemory();
         }
         if (PyObject_GetBuffer(PyList_GetItem(buffers, index), &loan->view, PyBUF_WRITABLE) < 0) {
-            PyMem_Free(loan);
+            free_loan(stock, loan); /* releases no buffer: there is none */
             return NULL;
         }
         if (loan->view.len == 0 || (uint64_t)loan->view.len > UINT32_MAX) {
-            free_loan(loan);
+            free_loan(stock, loan);
             PyErr_SetString(PyExc_ValueError, "a page of a stream has 1 to 4294967295 bytes");
             return NULL;
         }
@@ -191,7 +226,7 @@ static PyObject *stock_take_back(PyObject *self, PyObject *args)
     Loan *loan = buffers != NULL ? take_loans((Stock *)self, 0, transfer, stream) : NULL;
     while (loan != NULL) {
         Loan *next = loan->next;
-        PyObject *buffer = give_back(loan);
+        PyObject *buffer = give_back((Stock *)self, loan);
         if (buffers != NULL && PyList_Append(buffers, buffer) < 0)
             Py_CLEAR(buffers);
         Py_DECREF(buffer);
@@ -223,8 +258,11 @@ static void stock_dealloc(PyObject *self)
     Stock *stock = (Stock *)self;
     for (Loan *loan = take_loans(stock, 1, 0, 0), *next; loan != NULL; loan = next) {
         next = loan->next;
-        free_loan(loan);
+        free_loan(stock, loan);
     }
+    for (size_t index = 0; index < stock->full_count; index++)
+        free_loan(stock, stock->full[index].loan);
+    PyMem_Free(stock->full);
     PyMem_Free(stock->shelves);
     pthread_mutex_destroy(&stock->mutex);
     free_object(self);
@@ -233,29 +271,20 @@ static void stock_dealloc(PyObject *self)
 /* ---- one connection */
 
 typedef struct {
-    uint64_t transfer, checksum, sum;
-    uint32_t page, stream, bytes;
-    size_t together_bytes;
-    Loan *loan;
-} Segment;
-
-typedef struct {
     PyObject_HEAD
     PyObject *stock;
+    size_t lane;
     Receiving burst; /* its payloads are those of `coming` */
     Segment coming[MAX_BURST];
     struct iovec payloads[MAX_BURST];
     uint64_t sums[MAX_BURST];
-    size_t taken;            /* of the burst, those that are in `full` */
-    Segment full[MAX_FULL];  /* not handed back yet */
-    size_t full_count, full_bytes, enough_bytes; /* of the latter a call comes back */
+    size_t taken; /* of the burst, those that the stock has */
     unsigned char headers[MAX_BURST * HEADER_BYTES];
     size_t headers_filled, headers_wanted;
     int refused; /* the headers are for Python */
     size_t piece_bytes;
-    size_t most_bytes; /* of `enough_bytes` */
     int64_t burst_began_ns;
-    int64_t pause_ns; /* so long a next burst is awaited before what is full is handed back */
+    int64_t pause_ns; /* so long a next burst is awaited before Python is told of what is full */
 } Reader;
 
 static uint32_t get32(const unsigned char *from)
@@ -333,33 +362,64 @@ static void begin_burst(Reader *self)
     self->burst_began_ns = lanes_now_ns();
 }
 
-/* A burst is over. Where more of its stream is expected, that is worth a pause as long as it took: a sender that hashes
- * what it sends next is not done with it when the receiver is, and to tell of every burst alone costs more than a burst. */
-static void end_burst(Reader *self)
+/* Bytes have come, some of which may have filled payloads: they are the stock's. A burst that is over is worth a pause as
+ * long as it took, if more of its stream is expected: a sender that hashes what it sends next is not done with it when
+ * the receiver is, and to tell of every burst alone costs more than a burst. */
+static void collect(Reader *self, size_t got)
 {
     Stock *stock = (Stock *)self->stock;
-    const Segment *last = &self->coming[self->burst.count - 1];
+    int64_t now = lanes_now_ns();
     pthread_mutex_lock(&stock->mutex);
-    int more = find_shelf(stock, last->transfer, last->stream, last->bytes) != NULL;
-    pthread_mutex_unlock(&stock->mutex);
-    int64_t took_ns = more ? lanes_now_ns() - self->burst_began_ns : 0;
-    self->pause_ns = took_ns < MOST_PAUSE_NS ? took_ns : MOST_PAUSE_NS;
-    self->burst.count = self->burst.done = self->taken = 0;
-}
-
-/* Payloads that are full since the last time. */
-static void collect(Reader *self)
-{
+    Count *untold = &stock->untold[self->lane];
+    untold->bytes += got;
     for (; self->taken < self->burst.done; self->taken++) {
-        Segment *segment = &self->full[self->full_count++];
+        Segment *segment = &stock->full[stock->full_count++];
         *segment = self->coming[self->taken];
         segment->sum = self->sums[self->taken];
-        self->full_bytes += segment->bytes;
-        if (segment->together_bytes < self->enough_bytes)
-            self->enough_bytes = segment->together_bytes;
+        untold->segments++;
+        stock->full_bytes += segment->bytes;
+        if (stock->full_count == 1)
+            stock->full_since_ns = now;
+        if (segment->stream != stock->full[0].stream)
+            stock->mixed = 1;
+        if (segment->together_bytes < stock->enough_bytes)
+            stock->enough_bytes = segment->together_bytes;
     }
-    if (self->taken == self->burst.count)
-        end_burst(self);
+    if (self->burst.count && self->taken == self->burst.count) {
+        const Segment *last = &self->coming[self->taken - 1];
+        int more = find_shelf(stock, last->transfer, last->stream, last->bytes) != NULL;
+        int64_t took_ns = now - self->burst_began_ns;
+        self->pause_ns = !more ? 0 : took_ns < MOST_PAUSE_NS ? took_ns : MOST_PAUSE_NS;
+        self->burst.count = self->burst.done = self->taken = 0;
+    }
+    pthread_mutex_unlock(&stock->mutex);
+}
+
+/* Whether this lane has filled something of which Python has not been told, and nobody is on the way to. */
+static int has_untold(Reader *self)
+{
+    Stock *stock = (Stock *)self->stock;
+    pthread_mutex_lock(&stock->mutex);
+    int has = stock->untold[self->lane].segments != 0 && lanes_now_ns() - stock->told_ns >= TELL_NS;
+    pthread_mutex_unlock(&stock->mutex);
+    return has;
+}
+
+/* Whether this reader is to go and tell Python of what all have filled. */
+static int is_to_tell(Reader *self)
+{
+    Stock *stock = (Stock *)self->stock;
+    int64_t now = lanes_now_ns();
+    pthread_mutex_lock(&stock->mutex);
+    int is_due = stock->full_count
+        && (stock->full_bytes >= stock->enough_bytes
+            || now - stock->full_since_ns > (stock->mixed ? TELL_MIXED_NS : TELL_NS));
+    if (is_due && now - stock->told_ns < TELL_NS) /* another one is on its way */
+        is_due = 0;
+    if (is_due)
+        stock->told_ns = now;
+    pthread_mutex_unlock(&stock->mutex);
+    return is_due;
 }
 
 /* Headers as far as they are there. Returns as recv does. */
@@ -379,34 +439,30 @@ static ssize_t receive_headers(Reader *self, int fd, int64_t wait_ns)
     return got;
 }
 
-/* Bytes received, 0 at the end of the stream, -1 with errno: EINTR and EAGAIN if nothing came. Comes back after a
- * while with what is full by then, and soon when nothing more is there: the last page before a pause is awaited. */
+/* Bytes received, 0 at the end of the stream, -1 with errno: EINTR and EAGAIN if nothing came. Comes back when Python is
+ * to be told, also soon after nothing more is there: the last page before a pause is awaited. */
 static ssize_t read_on(Reader *self, int fd, int64_t wait_ns)
 {
     ssize_t total = 0, got;
-    int64_t began = 0;
-    while (!self->refused && self->full_count + MAX_BURST <= MAX_FULL && self->full_bytes < self->enough_bytes) {
+    do {
         if (self->burst.count) {
-            size_t wanted, most = self->full_count ? self->piece_bytes : MOST_PIECE;
-            got = lanes_receive_piece(fd, &self->burst, most, &wanted);
+            size_t wanted;
+            got = lanes_receive_piece(fd, &self->burst, has_untold(self) ? self->piece_bytes : MOST_PIECE, &wanted);
             if (got > 0) {
                 lanes_account(&self->burst, (size_t)got);
-                collect(self);
+                collect(self, (size_t)got);
+                if ((size_t)got < wanted)
+                    return total + got;
             }
-            if (got > 0 && (size_t)got < wanted)
-                return total + got;
         } else {
-            got = receive_headers(self, fd, total == 0 ? wait_ns : self->pause_ns);
+            got = receive_headers(self, fd, has_untold(self) ? self->pause_ns : wait_ns);
+            if (got > 0)
+                collect(self, (size_t)got);
         }
         if (got <= 0)
             return total ? total : got;
-        int64_t now = lanes_now_ns();
-        if (total == 0)
-            began = now;
         total += got;
-        if (now - began > LINGER_NS)
-            break;
-    }
+    } while (!self->refused && !is_to_tell(self));
     return total;
 }
 
@@ -424,11 +480,11 @@ static int is_alike(const Segment *first, const Segment *next)
 }
 
 /* A run of full segments; the references to their buffers are its, or gone. */
-static PyObject *build_run(Segment *first, size_t count)
+static PyObject *build_run(Stock *stock, Segment *first, size_t count)
 {
     PyObject *pages = PyList_New((Py_ssize_t)count), *buffers = PyList_New((Py_ssize_t)count);
     for (size_t index = 0; index < count; index++) {
-        PyObject *buffer = give_back(first[index].loan);
+        PyObject *buffer = give_back(stock, first[index].loan);
         PyObject *page = pages != NULL && buffers != NULL ? PyLong_FromUnsignedLong(first[index].page) : NULL;
         if (page == NULL) {
             Py_DECREF(buffer);
@@ -448,29 +504,85 @@ static PyObject *build_run(Segment *first, size_t count)
                          first->sum == first->checksum ? Py_True : Py_False);
 }
 
-/* What is full, handed back in runs. */
-static PyObject *hand_back(Reader *self)
+/* What is full, in runs. The loans are gone in any case. */
+static PyObject *build_runs(Stock *stock, Segment *full, size_t count)
 {
     PyObject *runs = PyList_New(0);
-    for (size_t index = 0, end; index < self->full_count; index = end) {
-        for (end = index + 1; end < self->full_count && is_alike(&self->full[index], &self->full[end]);)
+    for (size_t index = 0, end; index < count; index = end) {
+        for (end = index + 1; end < count && is_alike(&full[index], &full[end]);)
             end++;
-        PyObject *run = build_run(&self->full[index], end - index);
+        PyObject *run = build_run(stock, &full[index], end - index);
         if (runs != NULL && (run == NULL || PyList_Append(runs, run) < 0))
             Py_CLEAR(runs);
         Py_XDECREF(run);
     }
-    self->full_count = self->full_bytes = 0;
-    self->enough_bytes = self->most_bytes;
     return runs;
+}
+
+static PyObject *build_counts(const Count *untold)
+{
+    PyObject *counts = PyList_New(0);
+    for (size_t lane = 0; counts != NULL && lane < MAX_LANES; lane++) {
+        if (untold[lane].bytes == 0)
+            continue;
+        PyObject *count = Py_BuildValue("nnn", lane, untold[lane].segments, untold[lane].bytes);
+        if (count == NULL || PyList_Append(counts, count) < 0)
+            Py_CLEAR(counts);
+        Py_XDECREF(count);
+    }
+    return counts;
+}
+
+PyDoc_STRVAR(take_full_doc,
+             "take_full()\n--\n\n"
+             "What all lanes have received since the last time: the full segments, in order, as LentRun of\n"
+             "lynx_net/wire/lending.py, and (lane, segments, bytes) of each lane.");
+
+static PyObject *stock_take_full(PyObject *self, PyObject *nothing)
+{
+    Stock *stock = (Stock *)self;
+    Segment *full = NULL;
+    Count untold[MAX_LANES];
+    size_t room = 0, count;
+    for (;;) {
+        pthread_mutex_lock(&stock->mutex);
+        count = stock->full_count;
+        if (count <= room) {
+            if (count)
+                memcpy(full, stock->full, count * sizeof *full);
+            memcpy(untold, stock->untold, sizeof untold);
+            memset(stock->untold, 0, sizeof stock->untold);
+            stock->full_count = stock->full_bytes = 0;
+            stock->enough_bytes = stock->most_bytes;
+            stock->mixed = 0;
+            stock->told_ns = 0;
+        }
+        pthread_mutex_unlock(&stock->mutex);
+        if (count <= room)
+            break;
+        room = count + 16;
+        Segment *more = PyMem_Realloc(full, room * sizeof *more);
+        if (more == NULL) {
+            PyMem_Free(full);
+            return PyErr_NoMemory();
+        }
+        full = more;
+    }
+    PyObject *runs = build_runs(stock, full, count);
+    PyMem_Free(full);
+    PyObject *counts = runs != NULL ? build_counts(untold) : NULL;
+    if (counts == NULL) {
+        Py_XDECREF(runs);
+        return NULL;
+    }
+    return Py_BuildValue("NN", runs, counts);
 }
 
 PyDoc_STRVAR(reader_receive_doc,
              "receive(fd, wait_s)\n--\n\n"
-             "Receive segments as long as there are buffers for them.\n\n"
-             "Returns the bytes received, 0 at the end of the stream; how many segments are full; these, in order, as LentRun\n"
-             "of lynx_net/wire/lending.py; the header fields of the one that is being received, or None; and headers that\n"
-             "Python has to read.");
+             "Receive segments as long as there are buffers for them, until there is something to do: take_full() first.\n\n"
+             "Returns the bytes received, 0 at the end of the stream; the header fields of the segment that is being\n"
+             "received, or None; and headers that Python has to read.");
 
 static PyObject *reader_receive(PyObject *object, PyObject *args)
 {
@@ -503,10 +615,6 @@ static PyObject *reader_receive(PyObject *object, PyObject *args)
         if (PyErr_CheckSignals() < 0)
             return NULL;
     }
-    Py_ssize_t count = (Py_ssize_t)self->full_count;
-    PyObject *runs = hand_back(self);
-    if (runs == NULL)
-        return NULL;
     PyObject *coming = self->burst.count ? fields(&self->coming[self->burst.done]) : Py_NewRef(Py_None);
     PyObject *rest = PyBytes_FromStringAndSize((char *)self->headers, self->refused ? (Py_ssize_t)self->headers_filled : 0);
     if (self->refused) {
@@ -514,7 +622,7 @@ static PyObject *reader_receive(PyObject *object, PyObject *args)
         self->headers_filled = 0;
         self->headers_wanted = HEADER_BYTES;
     }
-    return Py_BuildValue("nnNNN", (Py_ssize_t)total, count, runs, coming, rest);
+    return Py_BuildValue("nNN", (Py_ssize_t)total, coming, rest);
 }
 
 PyDoc_STRVAR(abandon_doc, "abandon()\n--\n\n"
@@ -526,7 +634,7 @@ static PyObject *reader_abandon(PyObject *object, PyObject *args)
     PyObject *list = PyList_New(0);
     for (size_t index = self->burst.done; index < self->burst.count; index++) {
         Segment *segment = &self->coming[index];
-        PyObject *buffer = give_back(segment->loan);
+        PyObject *buffer = give_back((Stock *)self->stock, segment->loan);
         PyObject *one = list == NULL
             ? NULL
             : Py_BuildValue("KIO", (unsigned long long)segment->transfer, segment->stream, buffer);
@@ -543,38 +651,41 @@ static void reader_dealloc(PyObject *object)
 {
     Reader *self = (Reader *)object;
     for (size_t index = self->taken; index < self->burst.count; index++)
-        free_loan(self->coming[index].loan);
-    for (size_t index = 0; index < self->full_count; index++)
-        free_loan(self->full[index].loan);
+        free_loan((Stock *)self->stock, self->coming[index].loan);
     if (self->burst.running != NULL)
         lanes_hash_free(self->burst.running);
     Py_XDECREF(self->stock);
     free_object(object);
 }
 
-PyDoc_STRVAR(reader_doc, "reader(most_bytes)\n--\n\n"
-                         "A reader for one connection, which fills buffers of this stock and comes back after so many bytes.");
+PyDoc_STRVAR(reader_doc, "reader(lane, most_bytes)\n--\n\n"
+                         "A reader for one connection of a lane, which fills buffers of this stock. It comes back when all its\n"
+                         "readers together have filled so many bytes.");
 
-static PyObject *stock_reader(PyObject *stock, PyObject *args)
+static PyObject *stock_reader(PyObject *object, PyObject *args)
 {
-    Py_ssize_t most_bytes;
-    if (!PyArg_ParseTuple(args, "n:reader", &most_bytes))
+    Stock *stock = (Stock *)object;
+    Py_ssize_t lane, most_bytes;
+    if (!PyArg_ParseTuple(args, "nn:reader", &lane, &most_bytes))
         return NULL;
-    if (most_bytes < 1) {
-        PyErr_SetString(PyExc_ValueError, "a reader reads at least a byte");
+    if (lane < 0 || lane >= MAX_LANES || most_bytes < 1) {
+        PyErr_Format(PyExc_ValueError, "a reader is of one of %d lanes and reads at least a byte", MAX_LANES);
         return NULL;
     }
-    PyObject *type = PyObject_GetAttrString(PyType_GetModule(Py_TYPE(stock)), "Reader");
+    PyObject *type = PyObject_GetAttrString(PyType_GetModule(Py_TYPE(object)), "Reader");
     Reader *self = type != NULL ? (Reader *)PyType_GenericAlloc((PyTypeObject *)type, 0) : NULL;
     Py_XDECREF(type);
     if (self == NULL)
         return NULL;
-    self->stock = Py_NewRef(stock);
+    self->stock = Py_NewRef(object);
+    self->lane = (size_t)lane;
     self->burst.payloads = self->payloads;
     self->burst.sums = self->sums;
     self->headers_wanted = HEADER_BYTES;
     self->piece_bytes = LEAST_PIECE;
-    self->most_bytes = self->enough_bytes = (size_t)most_bytes;
+    pthread_mutex_lock(&stock->mutex);
+    stock->most_bytes = stock->enough_bytes = (size_t)most_bytes;
+    pthread_mutex_unlock(&stock->mutex);
     self->burst.running = lanes_hash_create();
     if (self->burst.running == NULL) {
         Py_DECREF((PyObject *)self);
@@ -608,6 +719,7 @@ static PyType_Spec reader_spec = {
 static PyMethodDef stock_methods[] = {
     {"put", stock_put, METH_VARARGS, put_doc},
     {"take_back", stock_take_back, METH_VARARGS, take_back_doc},
+    {"take_full", stock_take_full, METH_NOARGS, take_full_doc},
     {"reader", stock_reader, METH_VARARGS, reader_doc},
     {NULL, NULL, 0, NULL},
 };

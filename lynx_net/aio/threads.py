@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from lynx_net.wire.events import Event
     from lynx_net.wire.frames import Frame
     from lynx_net.wire.incoming import Arrived
-    from lynx_net.wire.lending import LentRun
 
 __all__ = ["ThreadPump"]
 
@@ -60,9 +59,9 @@ _MOST_BATCH_BYTES = 8 * 1024 * 1024
 nothing of what it needs in the caches, through which the payloads go. It stops earlier for what is more urgent."""
 
 _TOGETHER_BYTES = 4 * 1024 * 1024
-"""What a lane receives into lent buffers before it tells of them, at most. After so many copied bytes the interpreter
-finds its own memory cold, and a visit to it costs several times what it costs alone; but buffers that are handed back
-soon are used again while they are in the caches."""
+"""What lanes receive into lent buffers before one tells of all, at most, for each lane. After so many copied bytes the
+interpreter finds its own memory cold, and a visit to it costs several times what it costs alone; but buffers that are
+handed back soon are used again while they are in the caches."""
 
 
 class _Connection:
@@ -120,7 +119,8 @@ class ThreadPump(Pump):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
         logger.debug("lane %d to %s: %s", index, lane.peer, lane_io.describe())
         connection = _Connection(index, lane, sock, owner.lock, owner.core.scheduler.stop_byte(index))
-        connection.bulk = self._stock.reader(_TOGETHER_BYTES) if self._stock is not None else None
+        if self._stock is not None:
+            connection.bulk = self._stock.reader(index, _TOGETHER_BYTES * len(owner.core.lane_stats))
         for work, name in ((self._send_loop, "send"), (self._receive_loop, "receive")):
             thread = threading.Thread(
                 target=self._run, args=(work, connection), name=f"lynx_net-{name}-{index}", daemon=True
@@ -329,7 +329,11 @@ class ThreadPump(Pump):
         finally:
             if connection.bulk is not None:
                 with self.owner.lock:
-                    self.owner.core.incoming.not_filled(connection.bulk.abandon())
+                    try:
+                        if self._take_full():
+                            self.owner.post(())
+                    finally:
+                        self.owner.core.incoming.not_filled(connection.bulk.abandon())
 
     def _receive(self, connection: _Connection) -> None:
         sock, reader, bulk = connection.sock, connection.reader, connection.bulk
@@ -360,24 +364,16 @@ class ThreadPump(Pump):
 
     def _receive_lent(self, connection: _Connection, bulk: _lanes.Reader) -> None:
         """Segments as long as there are lent buffers for them, then the headers of what is something else."""
-        owner, index = self.owner, connection.index
+        owner = self.owner
         try:
-            count, segments, runs, coming, headers = bulk.receive(connection.sock.fileno(), self._wait_s)
+            count, coming, headers = bulk.receive(connection.sock.fileno(), self._wait_s)
         except BlockingIOError:
             return
         if count == 0:
             raise ConnectionLostError(f"{connection.lane.peer} closed the connection")
-        owner.core.lane_stats[index].received_bytes += count
         with owner.lock:
-            self.handling = True
-            try:
-                if runs:
-                    self._take_in_runs(runs)
-                else:
-                    owner.core.liveness.heard(owner.clock(), None if coming is None else SegmentHeader(*coming))
-            finally:
-                self.handling = False
-            owner.core.frames_received(index, segments)
+            if not self._take_full():
+                owner.core.liveness.heard(owner.clock(), None if coming is None else SegmentHeader(*coming))
             owner.post(())
         if headers:
             frames = connection.reader.received_headers(headers)
@@ -446,16 +442,26 @@ class ThreadPump(Pump):
         core.incoming.lend({(header.transfer, header.stream) for header, _ in arrived})
         arrived.clear()
 
-    def _take_in_runs(self, runs: list[LentRun]) -> None:
-        """Segments in lent buffers; with the lock."""
+    def _take_full(self) -> bool:
+        """Act on what any lane has received into lent buffers; whether there was anything. With the lock."""
+        assert self._stock is not None
         core = self.owner.core
-        events: list[Event] = []
-        try:
-            core.incoming.runs(runs, self.owner.clock(), events)
-        finally:
-            if events:
-                self.owner.post(events)
-        core.incoming.lend({run[:2] for run in runs})
+        runs, counts = self._stock.take_full()
+        for lane, _, received_bytes in counts:
+            core.lane_stats[lane].received_bytes += received_bytes
+        if runs:
+            events: list[Event] = []
+            self.handling = True
+            try:
+                core.incoming.runs(runs, self.owner.clock(), events)
+            finally:
+                if events:
+                    self.owner.post(events)
+                self.handling = False
+            core.incoming.lend({run[:2] for run in runs})
+        for lane, segments, _ in counts:
+            core.frames_received(lane, segments)
+        return bool(runs)
 
     def _place(self, connection: _Connection, header: SegmentHeader) -> memoryview | None:
         """Called with the lock, which is free while this waits."""

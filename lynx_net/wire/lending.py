@@ -38,7 +38,7 @@ class Stock(Protocol):
     def put(self, transfer: int, stream: int, buffers: list[memoryview], together_bytes: int, /) -> None:
         """Lend these, each to a page that has exactly its size in this stream.
 
-        A lane comes back when it has `together_bytes` of it, or earlier.
+        A lane tells of it when all together have `together_bytes` of it, or earlier.
         """
 
     def take_back(self, transfer: int, stream: int, /) -> list[memoryview]:
@@ -59,8 +59,7 @@ class Lender:
         if buffers := state.lend(stream, self._least_bytes, self._lanes * MOST_LENT_BYTES):
             # The peer is granted more when half of its credit is used (ReceiveWindow.grant_due): what all lanes have
             # received and not told of must leave it something until then.
-            together_bytes = state.windows[stream].window // (4 * self._lanes)
-            self._stock.put(state.transfer, stream, buffers, together_bytes)
+            self._stock.put(state.transfer, stream, buffers, state.windows[stream].window // 4)
 
     def segment_placed(self, state: ReceiveState, stream: int) -> None:
         """A segment used credit, or began a page, without a lent buffer (rule 4)."""

@@ -326,9 +326,10 @@ def test_wrong_arguments_of_a_stock(lanes: ModuleType) -> None:
         lanes.Reader()
     with pytest.raises(TypeError):
         lanes.Stock(5)
-    with pytest.raises(ValueError, match="at least a byte"):
-        stock.reader(0)
-    reader = stock.reader(1 << 20)
+    for arguments in ((0, 0), (-1, 1), (64, 1)):
+        with pytest.raises(ValueError, match="at least a byte"):
+            stock.reader(*arguments)
+    reader = stock.reader(0, 1 << 20)
     one, other = socket.socketpair()
     with one, other:
         for wait_s in (-1.0, float("nan"), 1e9):
@@ -337,7 +338,8 @@ def test_wrong_arguments_of_a_stock(lanes: ModuleType) -> None:
         with pytest.raises(BlockingIOError):
             reader.receive(one.fileno(), 0.0)
         other.close()
-        assert reader.receive(one.fileno(), 0.0) == (0, 0, [], None, b"")
+        assert reader.receive(one.fileno(), 0.0) == (0, None, b"")
+        assert stock.take_full() == ([], [])
     with pytest.raises(OSError, match="descriptor"):
         reader.receive(one.fileno(), 0.0)
     good.append(1)  # a bytearray that is exported cannot grow
@@ -354,16 +356,18 @@ def test_a_stock_and_its_readers_leak_nothing(lanes: ModuleType) -> None:
     def rounds(count: int) -> None:
         for _ in range(count):
             stock = lanes.Stock()
-            reader = stock.reader(1 << 20)
+            reader = stock.reader(0, 1 << 20)
             stock.put(2, 0, [buffer, buffer], 1 << 20)  # one after the other comes back
             end.sendall(frame + other)
-            count, segments, runs, _, rest = reader.receive(one.fileno(), 0.0)
-            assert (count, segments, rest) == (len(frame) + HEADER_BYTES, 1, other[:HEADER_BYTES])
+            count, _, rest = reader.receive(one.fileno(), 0.0)
+            assert (count, rest) == (len(frame) + HEADER_BYTES, other[:HEADER_BYTES])
+            runs, counts = stock.take_full()
+            assert counts == [(0, 1, count)]
             assert runs == [(2, 0, 40_000, [4], [buffer], True)]
             assert runs[0][4][0] is buffer
             one.recv(len(other) - HEADER_BYTES)
             end.sendall(frame[: HEADER_BYTES + 5])
-            assert reader.receive(one.fileno(), 0.0) == (HEADER_BYTES + 5, 0, [], tuple(header), b"")
+            assert reader.receive(one.fileno(), 0.0) == (HEADER_BYTES + 5, tuple(header), b"")
             if count % 2:
                 assert reader.abandon() == [(2, 0, buffer)]
 
