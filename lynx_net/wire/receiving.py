@@ -184,6 +184,9 @@ class ReceiveState:
         """The sender needs no more than the initial credit."""
         self._early_window = early_window if streams > 1 else None
         self._pages: dict[int, _Page] = {}
+        self._done = _Page(streams)
+        """Stands for every page that is decoded whole: a transfer may have many, and the collector looks at each object."""
+        self._done.handed_out = self._done.decoded = streams
         self._begun_pages = [0] * streams
         self._arrived_pages = [0] * streams
         self.lent_bytes = [0] * streams
@@ -506,6 +509,7 @@ class ReceiveState:
                     events += self._layer_decoded(layer, done)
             if page.decoded == self.streams:
                 self._give_back(page)
+                self._pages[index] = self._done
         return events
 
     def _layer_decoded(self, layer: int, stream: int) -> list[LayerReady | StreamReady | TransferComplete]:
