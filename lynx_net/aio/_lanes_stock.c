@@ -395,12 +395,12 @@ static void collect(Reader *self, size_t got)
     pthread_mutex_unlock(&stock->mutex);
 }
 
-/* Whether this lane has filled something of which Python has not been told, and nobody is on the way to. */
+/* Whether this lane has filled something of which Python has not been told. */
 static int has_untold(Reader *self)
 {
     Stock *stock = (Stock *)self->stock;
     pthread_mutex_lock(&stock->mutex);
-    int has = stock->untold[self->lane].segments != 0 && lanes_now_ns() - stock->told_ns >= TELL_NS;
+    int has = stock->untold[self->lane].segments != 0;
     pthread_mutex_unlock(&stock->mutex);
     return has;
 }
@@ -411,11 +411,10 @@ static int is_to_tell(Reader *self)
     Stock *stock = (Stock *)self->stock;
     int64_t now = lanes_now_ns();
     pthread_mutex_lock(&stock->mutex);
+    int64_t most_ns = stock->mixed ? TELL_MIXED_NS : TELL_NS;
     int is_due = stock->full_count
-        && (stock->full_bytes >= stock->enough_bytes
-            || now - stock->full_since_ns > (stock->mixed ? TELL_MIXED_NS : TELL_NS));
-    if (is_due && now - stock->told_ns < TELL_NS) /* another one is on its way */
-        is_due = 0;
+        && (stock->full_bytes >= stock->enough_bytes || now - stock->full_since_ns > most_ns)
+        && now - stock->told_ns > most_ns; /* or another one is on its way, and not late */
     if (is_due)
         stock->told_ns = now;
     pthread_mutex_unlock(&stock->mutex);

@@ -305,6 +305,36 @@ def test_what_is_put_into_a_stock_can_be_taken_back(lanes: ModuleType) -> None:
     assert {id(view) for view in stock.take_back(1 << 63, -1)} == {id(view) for view in many}
 
 
+def test_one_lane_tells_of_what_all_have_filled(lanes: ModuleType) -> None:
+    """With the bytes of each, also of a segment that is not full; what is wrong stands alone."""
+    stock = lanes.Stock()
+    buffers = views(*[40_000] * 4)
+    stock.put(2, 0, buffers, 1 << 20)
+    segments = [segment_of(2, page, 0) for page in (4, 5, 6)]
+    segments[1] = segments[1][0], bytes(40_000)
+    frames = [burst_of([segment]) for segment in segments]
+    pairs = [socket.socketpair() for _ in frames]
+    try:
+        for lane, (frame, (one, end)) in enumerate(zip(frames, pairs, strict=True)):
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", 0, 2000))
+            reader, left = stock.reader(7 * lane, 1 << 20), len(frame) if lane < 2 else 1000
+            end.sendall(frame[:left])
+            while left:  # it comes back early when what is full should be told of
+                left -= reader.receive(one.fileno(), 0.0)[0]
+        del reader
+        runs, counts = stock.take_full()
+        assert counts == [(0, 1, len(frames[0])), (7, 1, len(frames[1])), (14, 0, 1000)]
+        assert [(pages, sound) for *_, pages, _, sound in runs] == [([4], True), ([5], False)]
+        assert bytes(runs[0][4][0]) == segments[0][1]
+        assert stock.take_full() == ([], [])
+    finally:
+        for pair in pairs:
+            for sock in pair:
+                sock.close()
+    # The reader that was in the middle of a page is gone, and its buffer with it.
+    assert len(stock.take_back(2, -1)) == 1
+
+
 def test_wrong_arguments_of_a_stock(lanes: ModuleType) -> None:
     stock = lanes.Stock()
     good = bytearray(1000)
