@@ -162,7 +162,7 @@ class CacheLayout:
         return pages
 
     def unlike_pages(self) -> list[PageRef]:
-        """Of each kind and shape of page that a layer has one page of layer 0; looks at few pages where none are fine."""
+        """One page of layer 0 of each kind and shape that there is; looks at few pages where none are fine."""
         if not self.page_count:
             return []
         count = self.pages_per_array

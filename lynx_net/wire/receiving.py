@@ -185,7 +185,7 @@ class ReceiveState:
         self._early_window = early_window if streams > 1 else None
         self._pages: dict[int, _Page] = {}
         self._done = _Page(streams)
-        """Stands for every page that is decoded whole: a transfer may have many, and the collector looks at each object."""
+        """Stands for every page that is decoded whole: there may be many, and the collector looks at each object."""
         self._done.handed_out = self._done.decoded = streams
         self._begun_pages = [0] * streams
         self._arrived_pages = [0] * streams

@@ -389,10 +389,12 @@ def test_a_stock_and_its_readers_leak_nothing(lanes: ModuleType) -> None:
             reader = stock.reader(0, 1 << 20)
             stock.put(2, 0, [buffer, buffer], 1 << 20)  # one after the other comes back
             end.sendall(frame + other)
-            count, _, rest = reader.receive(one.fileno(), 0.0)
-            assert (count, rest) == (len(frame) + HEADER_BYTES, other[:HEADER_BYTES])
+            rest = b""
+            while not rest:  # it may come back early to tell of the segment
+                _, _, rest = reader.receive(one.fileno(), 0.0)
+            assert rest == other[:HEADER_BYTES]
             runs, counts = stock.take_full()
-            assert counts == [(0, 1, count)]
+            assert counts == [(0, 1, len(frame) + HEADER_BYTES)]
             assert runs == [(2, 0, 40_000, [4], [buffer], True)]
             assert runs[0][4][0] is buffer
             one.recv(len(other) - HEADER_BYTES)
