@@ -15,7 +15,7 @@
 enum { MAX_BURST = 256 };          /* segments whose headers may come before their payloads, as in frames.py */
 enum { MAX_LANES = 64 };           /* as in handshake.py */
 enum { STACKS = 16 };
-enum { LEAST_PIECE = 1 << 16, MOST_PIECE = 1 << 17 };
+enum { LEAST_PIECE = 1 << 16, MOST_PIECE = 1 << 18 };
 enum { MOST_PAUSE_NS = 300000 };
 enum { TELL_NS = 3000000, TELL_MIXED_NS = 500000 }; /* Python hears of a full page after so long, or of several streams */
 
