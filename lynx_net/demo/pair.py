@@ -60,16 +60,21 @@ class Pair:
     @classmethod
     @contextlib.asynccontextmanager
     async def open(
-        cls, options: DemoOptions, progress: Callable[[Progress], None], module: str = PREFILL_MODULE
+        cls,
+        options: DemoOptions,
+        progress: Callable[[Progress], None],
+        module: str = PREFILL_MODULE,
+        config: lynx_net.LinkConfig | None = None,
     ) -> AsyncIterator[Pair]:
         """Start the server and the prefill process; leaving the block ends both, whatever happened inside.
 
         Args:
             progress: called with what the prefill process tells about its work.
             module: what the prefill process runs; perf.report has one of its own.
+            config: of the link; by default, that of the library with the deadline of the options.
         """
         targets: dict[str, lynx_net.KVTarget] = {}
-        config = lynx_net.LinkConfig(deadline_s=options.timeout_s)
+        config = config or lynx_net.LinkConfig(deadline_s=options.timeout_s)
         buffers = lynx_net.DeviceBuffers(prepare=(0,)) if options.device == "cuda" else None
 
         def allocate(offer: lynx_net.Offer) -> lynx_net.KVTarget:

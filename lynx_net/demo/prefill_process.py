@@ -153,7 +153,12 @@ def _first_token(logits: NDArray[Any], wanted: CacheRequest) -> int:
     return draw(probabilities(logits, wanted.temperature), np.random.default_rng([wanted.seed, _FIRST_TOKEN_DRAW]))
 
 
-async def _run(arguments: argparse.Namespace, executor: ThreadPoolExecutor, serve: Serve) -> None:
+async def _run(
+    arguments: argparse.Namespace,
+    executor: ThreadPoolExecutor,
+    serve: Serve,
+    device_buffers: lynx_net.DeviceBuffers | None,
+) -> None:
     """Connect, then serve; the link's errors end it, and so does SIGTERM, with code 0."""
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, leave, 0)
     config = lynx_net.LinkConfig(deadline_s=arguments.timeout_s)
@@ -165,16 +170,22 @@ async def _run(arguments: argparse.Namespace, executor: ThreadPoolExecutor, serv
             output.write(progress.to_line())
             output.flush()
 
-    async with lynx_net.connect(arguments.url, rate=arguments.rate, lanes=arguments.lanes, config=config) as link:
+    buffers = None if arguments.device == "cpu" else device_buffers
+    async with lynx_net.connect(
+        arguments.url, rate=arguments.rate, lanes=arguments.lanes, config=config, device_buffers=buffers
+    ) as link:
         await serve(link, tell, executor, arguments.device)
 
 
-def main(argv: Sequence[str] | None = None, serve: Serve = _serve) -> int:
+def main(
+    argv: Sequence[str] | None = None, serve: Serve = _serve, device_buffers: lynx_net.DeviceBuffers | None = None
+) -> int:
     """Run the prefill process; returns its exit code.
 
     Args:
         serve: answers the requests of a link, given also where to tell of progress, a thread for the model and a
            device.
+        device_buffers: of the link, if the cache is on a device; None for the library's own.
     """
     parser = argparse.ArgumentParser(prog="python -m lynx_net.demo.prefill_process", description=__doc__)
     parser.add_argument("--url", required=True, help="where the decode process listens, tcp://HOST:PORT")
@@ -188,7 +199,7 @@ def main(argv: Sequence[str] | None = None, serve: Serve = _serve) -> int:
     executor = ThreadPoolExecutor(1, "prefill")
     output = 2
     try:
-        run_loop(_run(arguments, executor, serve))
+        run_loop(_run(arguments, executor, serve, device_buffers))
     except (ConnectionFailedError, ConnectionLostError, PeerTimeoutError) as error:
         output, sentence = arguments.terminal_fd, f"the decode process is gone: {error}"
     except LynxError as error:

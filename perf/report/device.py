@@ -40,8 +40,9 @@ class Shape:
 
 SHAPES: MutableMapping[str, Shape] = {
     "llama8b": Shape("LLaMA 3.1 8B, random weights", 32, 4096, 14336, 32, 8, 128256),
+    "tiny": Shape("a model of two layers, random weights", 2, 256, 512, 4, 2, 1000),
 }
-"""Models that are timed on a device."""
+"""Models by their sizes: the one that is timed on a device, and one to try that with."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from lynx_net.demo.pair import Pair
 from lynx_net.integrations.transformers import ProgressiveCache, TransformersModel, layout_of
 from lynx_net.speculation import Done, Draft, decode
 from lynx_net.wire.frames import HEADER_BYTES
-from perf.report.device import SHAPES, noise_prompt
+from perf.report.device import SHAPES
 from perf.report.prefill_process import TransferRequest, dtype_of, load_model
 from perf.report.scope import PAPER_RESIDUAL_TOKENS
 from perf.report.series import SERIES, AnchorOnly, codec_plan
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from perf.report.corpus import Corpus
     from perf.report.scope import Progress, Scope
 
-__all__ = ["PASSES", "SOURCES", "Timing", "calibrate", "spent", "time_model"]
+__all__ = ["PASSES", "SILENCE_S", "SOURCES", "Timing", "calibrate", "reference_rate_bps", "spent", "time_model"]
 
 SOURCES = (
     "codec/lynx_codec",
@@ -60,22 +60,27 @@ _LOWEST_RATE = "5Mbit"
 _POLL_S = 0.004
 _ROUND_S = 75.0
 """A round of a small model on two cores; what is told before the first one is measured."""
-_SILENCE_S = 60.0
+SILENCE_S = 60.0
 """A prefill of thousands of tokens on a busy machine may keep the other process from answering for long."""
 
 
 class Timing:
-    """The decode side: a model that asks for caches and decodes from them."""
+    """The decode side: a model that asks for caches and decodes from them.
+
+    Attributes:
+        thread: that the model computes in.
+        loaded: the model, once `load` is done.
+    """
 
     def __init__(self, pair: Pair, name: str, device: str) -> None:
         self._pair, self._name, self._device = pair, name, device
-        self._thread = ThreadPoolExecutor(1, "decode")
+        self.thread = ThreadPoolExecutor(1, "decode")
         self.loaded: Any = None
 
     async def load(self) -> None:
         """Load the model; the prefill process loads its own at the first request."""
         self.loaded = await asyncio.get_running_loop().run_in_executor(
-            self._thread, load_model, self._name, self._device
+            self.thread, load_model, self._name, self._device
         )
 
     def model_on(self, tokens: int) -> TransformersModel:
@@ -87,7 +92,7 @@ class Timing:
     async def transfer(self, series: str, prompt: Sequence[int], rate_bps: float) -> dict[str, Any]:
         """One transfer and what was decoded from it."""
         loop = asyncio.get_running_loop()
-        model = await loop.run_in_executor(self._thread, self.model_on, len(prompt) - 1)
+        model = await loop.run_in_executor(self.thread, self.model_on, len(prompt) - 1)
         cache = model.cache
         wanted = TransferRequest(series, self._name, tuple(prompt), float(rate_bps))
         transfer = await self._pair.request(wanted, cache)
@@ -126,11 +131,29 @@ class Timing:
             "draft_times_s": [at_s - began_s for at_s in draft_times],
         }
         equal: bool | None = None
-        again_tokens = NEW_TOKENS if series == "default" else PLAIN_TOKENS
-        again_s, again = await loop.run_in_executor(self._thread, _timed_again, model, tuple(prompt), again_tokens)
-        if series == "default":
+        whole = series == "default" and self._name not in SHAPES  # random weights write what rounding decides
+        again_tokens = NEW_TOKENS if whole else PLAIN_TOKENS
+        again_s, again = await loop.run_in_executor(self.thread, _timed_again, model, tuple(prompt), again_tokens)
+        if whole:
             equal = again == list(done.tokens)
         return {**record, "plain_step_s": again_s / again_tokens, "equal_qfull": equal, **spent(record)}
+
+    async def round_of(
+        self, names: Sequence[str], prompt: Sequence[int], rate_bps: float, turn: int, cells: Cells
+    ) -> list[dict[str, Any]]:
+        """One prompt with each of these codecs; which is first turns with the round."""
+        first = turn % len(names)
+        found = []
+        for series in [*names[first:], *names[:first]]:
+            at = {"model": self._name, "tokens": len(prompt) - 1, "rate_bps": rate_bps, "series": series}
+            where = {**at, "number": turn, "round": 0}
+            key = {**where, "prompt": list(prompt)}
+            held = cells.held(key)
+            if held is None:
+                held = await self.transfer(series, prompt, rate_bps)
+                cells.put(key, held)
+            found.append({**where, **held})
+        return found
 
     async def _decode(
         self, series: str, model: TransformersModel, transfer: IncomingTransfer, prompt: Sequence[int]
@@ -144,7 +167,7 @@ class Timing:
             prompt_tail=list(prompt[-1:]),
             max_new_tokens=NEW_TOKENS,
             max_drafts=0 if SERIES[series].stage == "anchor" else NEW_TOKENS,
-            executor=self._thread,
+            executor=self.thread,
         )
         async with contextlib.aclosing(events):
             async for event in events:
@@ -225,18 +248,18 @@ def reference_rate_bps(layout_tokens: int, config: Any, pass_s: dict[str, float]
 
 
 async def time_model(
-    name: str, corpus: Corpus, scope: Scope, cells: Cells, progress: Progress, *, sweep: bool, device: str = "cpu"
+    name: str, corpus: Corpus, scope: Scope, cells: Cells, progress: Progress, *, sweep: bool
 ) -> dict[str, Any]:
     """All transfers of one model: the reference, and with `sweep` other lengths and rates.
 
     Returns:
         `transfers`, `passes` (seconds of forward passes by length), `reference` and `shape` of the raw results.
     """
-    options = DemoOptions(rate=_LOWEST_RATE, timeout_s=_SILENCE_S, device="cuda" if device == "cuda" else "cpu")
+    options = DemoOptions(rate=_LOWEST_RATE, timeout_s=SILENCE_S)
     records: list[dict[str, Any]] = []
     passes: dict[str, dict[str, float]] = {}
     async with Pair.open(options, lambda _progress: None, "perf.report.prefill_process") as pair:
-        timing = Timing(pair, name, device)
+        timing = Timing(pair, name, "cpu")
 
         async def work() -> dict[str, Any]:
             await timing.load()
@@ -248,8 +271,8 @@ async def time_model(
                 key = {"what": "passes", "model": name, "tokens": tokens}
                 held = cells.held(key)
                 if held is None:
-                    model = await loop.run_in_executor(timing._thread, timing.model_on, tokens)
-                    held = await loop.run_in_executor(timing._thread, calibrate, model, tokens)
+                    model = await loop.run_in_executor(timing.thread, timing.model_on, tokens)
+                    held = await loop.run_in_executor(timing.thread, calibrate, model, tokens)
                     cells.put(key, held)
                 passes[str(tokens)] = held
             rate_bps = reference_rate_bps(scope.time_tokens, config, passes[str(scope.time_tokens)])
@@ -262,7 +285,8 @@ async def time_model(
             left = _Left(len(turns))
             for tokens, turn, rate, rounds in turns:
                 with left.one():
-                    records.extend(await _round(timing, name, corpus, tokens, rate, turn, cells))
+                    prompt = make_task(timing.loaded.tokenizer, corpus, "summary", turn, tokens, 0).prompt
+                    records.extend(await timing.round_of(list(SERIES), prompt, rate, turn, cells))
                 progress.tell(
                     f"{name}: transfers of {tokens} tokens at {rate / 1e6:g} Mbit/s, round {turn + 1} of {rounds}; "
                     f"about {left.seconds / 60:.0f} min left for {name}"
@@ -296,25 +320,3 @@ class _Left:
         """Of all that is left."""
         last = self._took_s[-1:] if len(self._took_s) == 1 else self._took_s[1:][-10:]
         return self._rounds * statistics.fmean(last)
-
-
-async def _round(
-    timing: Timing, name: str, corpus: Corpus, tokens: int, rate_bps: float, turn: int, cells: Cells
-) -> list[dict[str, Any]]:
-    """One prompt with every codec; which is first turns with the round."""
-    if name in SHAPES:
-        prompt = noise_prompt(name, turn, tokens)
-    else:
-        prompt = make_task(timing.loaded.tokenizer, corpus, "summary", turn, tokens, 0).prompt
-    names = list(SERIES)
-    first = turn % len(names)
-    found = []
-    for series in [*names[first:], *names[:first]]:
-        where = {"model": name, "tokens": tokens, "rate_bps": rate_bps, "series": series, "number": turn, "round": 0}
-        key = {**where, "prompt": list(prompt)}
-        held = cells.held(key)
-        if held is None:
-            held = await timing.transfer(series, prompt, rate_bps)
-            cells.put(key, held)
-        found.append({**where, **held})
-    return found

@@ -17,6 +17,7 @@ from lynx_net.demo.exchange import STARTED_S, Progress
 from lynx_net.demo.options import DemoError
 from lynx_net.demo.prefill_process import main
 from lynx_net.errors import TransferAbortedError
+from lynx_net.serdes.device import DeviceBuffers
 from perf.report.device import SHAPES, load_shape
 from perf.report.series import SERIES, codec_plan
 
@@ -32,6 +33,12 @@ if TYPE_CHECKING:
 __all__ = ["TransferRequest", "dtype_of", "load_model", "serve"]
 
 _MOST_TOKENS = 1 << 15
+
+_PAGE_TOKENS, _DEVICE_PAGE_TOKENS = 256, 1024
+"""Of a page in host memory, the library's own, and on a device (docs/gpu.md, what to set)."""
+
+_DEVICE_BUFFERS = DeviceBuffers(prepare=(0,), receive_pinned_bytes=0, send_pinned_bytes=4 << 30)
+"""All residuals of a long cache wait behind its anchors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +74,7 @@ class TransferRequest:
 
 
 def load_model(name: str, device: str) -> Any:
-    """A model on one thread, or on a device, with the kernels of all codecs compiled. Blocks for seconds."""
+    """A model on one thread, with the kernels of all codecs compiled, or on a device. Blocks for seconds."""
     import torch
 
     from perf.quality import MODELS
@@ -80,8 +87,9 @@ def load_model(name: str, device: str) -> Any:
         loaded.model.to(device)
     else:
         raise DemoError(f"there is no model {name!r}; known are {', '.join((*MODELS, *SHAPES))}")
-    for series in SERIES.values():
-        series.subject.codec_of("key", 0, 1).warm_up()
+    if device == "cpu":
+        for series in SERIES.values():
+            series.subject.codec_of("key", 0, 1).warm_up()
     return loaded
 
 
@@ -111,7 +119,12 @@ class _Prefiller:
             self._last = None
             began_s = time.monotonic()
             dtype = dtype_of(self._loaded.model)
-            layout = layout_of(self._loaded.model.config, len(wanted.prompt) - 1, dtype=dtype)
+            layout = layout_of(
+                self._loaded.model.config,
+                len(wanted.prompt) - 1,
+                dtype=dtype,
+                page_tokens=_PAGE_TOKENS if self._device == "cpu" else _DEVICE_PAGE_TOKENS,
+            )
             made = prefill(self._loaded.model, wanted.prompt, score_queries=SCORE_QUERIES)
             self._last = (wanted.prompt, layout, made)
             self._tell(Progress(f"prefill of {len(wanted.prompt)} tokens", time.monotonic() - began_s))
@@ -153,4 +166,4 @@ async def serve(
 
 
 if __name__ == "__main__":
-    sys.exit(main(serve=serve))
+    sys.exit(main(serve=serve, device_buffers=_DEVICE_BUFFERS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import time
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ class Scope:
         sweep_tokens: lengths of figure 11 beside the reference.
         sweep_rates: rates of figure 11 beside the reference, as multiples of its rate.
         time_tokens: length of the reference.
+        device_rounds: transfers of each codec at each rate of the model that runs on a device.
         concurrent_rounds: of the concurrent requests.
         peer_caches: caches that the codecs of others are measured on.
         peer_rounds: of the transports of others.
@@ -45,9 +47,25 @@ class Scope:
     sweep_tokens: tuple[int, ...]
     sweep_rates: tuple[float, ...]
     time_tokens: int
+    device_rounds: int
     concurrent_rounds: int
     peer_caches: int
     peer_rounds: int
+
+    def with_rounds(self, rounds: int) -> Scope:
+        """The same with so many transfers of each codec at the paper's ratio and on a device.
+
+        What has fewer rounds keeps about its share: of 100, the other lengths and rates have 10 and concurrent requests
+        20; but they have three, if `rounds` is not less.
+        """
+        return dataclasses.replace(
+            self,
+            rounds=rounds,
+            other_rounds=rounds,
+            device_rounds=rounds,
+            sweep_rounds=min(rounds, max(3, rounds // 10)),
+            concurrent_rounds=min(rounds, max(3, rounds // 5)),
+        )
 
 
 FULL = Scope(
@@ -63,6 +81,7 @@ FULL = Scope(
     sweep_tokens=(512, 1024, 4096),
     sweep_rates=(0.5, 2.0, 4.0),
     time_tokens=2048,
+    device_rounds=5,
     concurrent_rounds=20,
     peer_caches=8,
     peer_rounds=3,
@@ -81,6 +100,7 @@ QUICK = Scope(
     sweep_tokens=(1024,),
     sweep_rates=(4.0,),
     time_tokens=2048,
+    device_rounds=3,
     concurrent_rounds=1,
     peer_caches=1,
     peer_rounds=1,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from scipy import stats as scipy_stats
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -72,7 +72,7 @@ def estimate(samples: Sequence[float], statistic: Statistic = "mean") -> Estimat
     if np.ptp(values) == 0:
         return Estimate(value, value, value, len(values))
     rng = np.random.default_rng(_SEED)
-    found = scipy_stats.bootstrap(
+    found = _scipy_stats().bootstrap(
         (values,), of, confidence_level=LEVEL, n_resamples=_RESAMPLES, method="percentile", rng=rng
     ).confidence_interval
     return Estimate(value, float(found.low), float(found.high), len(values))
@@ -82,7 +82,7 @@ def share(successes: int, samples: int) -> Estimate:
     """Share of successes with Wilson's interval, which is not empty where all or none succeed."""
     if not 0 <= successes <= samples or not samples:
         raise ValueError(f"{successes} successes of {samples} samples make no share")
-    found = scipy_stats.binomtest(successes, samples).proportion_ci(LEVEL, method="wilson")
+    found = _scipy_stats().binomtest(successes, samples).proportion_ci(LEVEL, method="wilson")
     return Estimate(successes / samples, float(found.low), float(found.high), samples)
 
 
@@ -92,7 +92,7 @@ def difference(left: Sequence[float], right: Sequence[float]) -> Difference:
     found = estimate(pairs.tolist())
     if not pairs.any() or len(pairs) == 1:  # one pair could as well be the other way round
         return Difference(found.value, found.low, found.high, 1.0, len(pairs))
-    p = scipy_stats.permutation_test(
+    p = _scipy_stats().permutation_test(
         (pairs,),
         np.mean,
         permutation_type="samples",
@@ -111,6 +111,11 @@ def holm(ps: Mapping[str, float]) -> dict[str, float]:
         least = max(least, min(1.0, (len(ps) - rank) * ps[name]))
         adjusted[name] = least
     return adjusted
+
+
+def _scipy_stats() -> Any:
+    """Loaded when something is estimated: a machine that only measures need not have it."""
+    return importlib.import_module("scipy.stats")
 
 
 def _checked(samples: Sequence[float]) -> np.ndarray:
