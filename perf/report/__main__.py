@@ -4,7 +4,9 @@ Writes `index.html` (which needs nothing else), a file for every plot, `results.
 `machine.json`. Cells that were measured before are kept in the user's cache folder, so a run
 that was interrupted goes on where it was; `--fresh` takes nothing from them.
 `--only PART` measures one part and takes the others from the results in the folder, so that they may be of
-other times and machines. `--from FILE` draws the page anew from raw results and measures nothing.
+other times and machines. `--from FILE...` draws the page anew from raw results and measures nothing; parts of several
+files are put together. `--device cuda` adds the part that runs on an accelerator; it needs nothing but torch, transformers
+and CuPy there, and where nothing can be drawn it writes `results.json` alone.
 """
 
 from __future__ import annotations
@@ -21,15 +23,15 @@ from lynx_net.demo.process import limit_threads, run_loop
 if __name__ == "__main__":
     limit_threads()  # before torch is imported
 
-from lynx_net.errors import LocalProtocolError, LynxError
+from lynx_net.errors import BackendMissingError, LocalProtocolError, LynxError
 from perf.report.scope import FULL, QUICK, Progress
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any
 
 MODELS = ("smollm2", "gemma3")
-PARTS = ("time", "quality", "peers")
+PARTS = ("time", "quality", "peers", "device")
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -37,7 +39,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m perf.report", description="The whole evaluation, as one page.")
     parser.add_argument("--quick", action="store_true", help="few samples: about ten minutes on two cores")
     parser.add_argument(
-        "--device", choices=("cpu", "cuda"), default="cpu", help="where models run (default: %(default)s)"
+        "--device",
+        choices=("cpu", "cuda"),
+        default="cpu",
+        help="cuda: time a model of the shape of LLaMA 8B there, too (part device)",
     )
     parser.add_argument(
         "--out", type=Path, default=Path("report"), metavar="DIR", help="where to write (default: %(default)s)"
@@ -53,14 +58,36 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="PART",
         help=f"measure this part alone ({', '.join(PARTS)}), and keep the others of DIR; may be given again",
     )
+    parser.add_argument(
+        "--rounds",
+        type=_positive,
+        metavar="N",
+        help="transfers of each codec in the parts time and device (default: 100, of other lengths and rates 10, and "
+        "5 on a device); the others keep their share, at least 3",
+    )
     parser.add_argument("--fresh", action="store_true", help="take nothing from earlier runs")
     parser.add_argument(
-        "--from", type=Path, dest="results", metavar="FILE", help="draw from raw results; measure nothing"
+        "--from",
+        type=Path,
+        nargs="+",
+        dest="results",
+        metavar="FILE",
+        help="draw from raw results and measure nothing; of several files, a part is taken from the last that has it",
     )
     parser.add_argument(
         "--readme", action="store_true", help="DIR is in this repository: put its figures into README.md, too"
     )
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if (options.device == "cuda") != ("device" in (options.only or ())) and options.only:
+        parser.error("the part device needs --device cuda, which is for no other part")
+    return options
+
+
+def _positive(text: str) -> int:
+    """An argparse type."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of rounds")
+    return int(text)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -68,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     progress = Progress()
     try:
-        from perf.report.build import write  # says at once if there is nothing to draw with
+        write = _writer(raw_will_do=options.only == ["device"])
         from perf.report.device import check_device
 
         check_device(options.device)
@@ -86,14 +113,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _derived_anew(file: Path) -> dict[str, Any]:
-    """Raw results of an earlier run, with the simulator's figures as this version makes them."""
-    from perf.report.parts import FORMAT, merged
+def _writer(*, raw_will_do: bool) -> Callable[[dict[str, Any], Path], Path]:
+    """What writes the page, or raw results alone if there is nothing to draw with and they will do."""
+    try:
+        from perf.report.build import write
+    except BackendMissingError as error:
+        if not raw_will_do:
+            raise
+        reason = str(error)
 
-    held = json.loads(file.read_text("utf-8"))
-    if held["format"] != FORMAT:
-        raise LocalProtocolError(f"{file} is of another version of this program, which has to draw it")
-    return merged({}, held)
+        def write(results: dict[str, Any], folder: Path) -> Path:
+            folder.mkdir(parents=True, exist_ok=True)
+            file = folder / "results.json"
+            file.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+            print(f"perf.report: {reason}; draw elsewhere: python -m perf.report --from {file}", file=sys.stderr)
+            return file
+
+    return write
+
+
+def _derived_anew(files: Sequence[Path]) -> dict[str, Any]:
+    """Raw results of earlier runs, with the simulator's figures as this version makes them."""
+    from perf.report.parts import FORMAT, joined
+
+    held = [json.loads(file.read_text("utf-8")) for file in files]
+    for file, one in zip(files, held, strict=True):
+        if one["format"] != FORMAT:
+            raise LocalProtocolError(f"{file} is of another version of this program, which has to draw it")
+    return joined(held)
 
 
 def publish(folder: Path) -> None:
@@ -116,15 +163,16 @@ def _measured(options: argparse.Namespace, arguments: list[str], progress: Progr
         earlier = None
 
     async def work() -> None:
+        scope = QUICK if options.quick else FULL
         results = await measure(
-            QUICK if options.quick else FULL,
+            scope if options.rounds is None else scope.with_rounds(options.rounds),
             options.models,
             options.device,
             arguments,
             progress,
             threads=options.threads,
             fresh=options.fresh,
-            parts=[part for part in PARTS if part in (options.only or PARTS)],
+            parts=[part for part in PARTS if part in (options.only or (PARTS if options.device == "cuda" else PARTS[:3]))],
             earlier=earlier,
         )
         found.append(results)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from perf.report import figures_beyond, figures_drafts, figures_quality, figures_time
 from perf.report.draw import standalone
-from perf.report.figure import Block, Table, by_text, cell, only, samples
+from perf.report.figure import Block, Table, by_text, cell, only, samples, timed
 from perf.report.page import render
+from perf.report.scope import FULL
 from perf.report.stats import Estimate, estimate, share
 
 if TYPE_CHECKING:
@@ -20,31 +21,31 @@ if TYPE_CHECKING:
 __all__ = ["FIGURES", "blocks_of", "verdicts_of", "write"]
 
 FIGURES: tuple[tuple[Callable[[Results], Block], tuple[str, ...]], ...] = (
-    (figures_time.overview, ("time", "quality")),
-    (figures_time.time_spent, ("time",)),
+    (figures_time.overview, ("time or device",)),
+    (figures_time.time_spent, ("time or device",)),
     (figures_quality.distribution, ("quality",)),
     (figures_quality.quality, ("quality",)),
-    (figures_time.time_to_token, ("time",)),
+    (figures_time.time_to_token, ("time or device",)),
     (figures_drafts.acceptance, ("time", "quality")),
     (figures_time.context_and_bandwidth, ("time",)),
     (figures_quality.attention_errors, ("quality",)),
     (figures_quality.pareto, ("time", "quality")),
     (figures_drafts.survival, ("quality",)),
-    (figures_time.waiting, ("time",)),
+    (figures_time.waiting, ("time or device",)),
     (figures_beyond.concurrent, ("time", "quality")),
     (figures_beyond.simulator_error, ("time",)),
     (figures_beyond.simulated, ("time", "quality")),
     (figures_beyond.peers, ("peers",)),
     (figures_beyond.transports, ("peers",)),
 )
-"""Each with the parts of a run that it is drawn from."""
+"""Each with the parts of a run that it is drawn from; of two with "or" between them one is enough."""
 
 
 def blocks_of(results: Results) -> list[Block]:
     """All figures; one of which a part was not measured says so."""
     return [
         _absent(figure, missing)
-        if (missing := [part for part in needs if part not in results["parts"]])
+        if (missing := [part for part in needs if not set(part.split(" or ")) & set(results["parts"])])
         else figure(results)
         for figure, needs in FIGURES
     ]
@@ -52,7 +53,7 @@ def blocks_of(results: Results) -> list[Block]:
 
 def _absent(figure: Callable[[Results], Block], missing: Sequence[str]) -> Block:
     title = (figure.__doc__ or "").splitlines()[0].rstrip(".")
-    wanted = " ".join(f"--only {part}" for part in missing)
+    wanted = " ".join(f"--only {part.partition(' or ')[0]}" for part in missing)
     caption = f"Not measured yet: python -m perf.report {wanted}, with the same --out, adds it."
     return Block(name=figure.__name__.replace("_", "-"), title=title, paper=None, caption=caption, svg=None, tables=())
 
@@ -75,7 +76,8 @@ def verdicts_of(results: Results) -> Table:
             if ratios:
                 ratio = estimate(ratios, "median")
                 rows.append((f"{title}: {what}", f"at most {bound}", cell(ratio), _word(ratio, bound)))
-        equal = [one["equal_qfull"] for one in only(results["transfers"], model=model, series="default")]
+        equal = [one["equal_qfull"] for one in only(timed(results), model=model, series="default")]
+        equal = [one for one in equal if one is not None]
         if equal:
             same = share(sum(equal), len(equal))
             rows.append(
@@ -135,6 +137,17 @@ def _word(ratio: Estimate, bound: float) -> str:
 def notes_of(results: Results) -> list[str]:
     """What a reader must know first."""
     notes = list(results["settings"]["notes"])
+    if "device" not in results["parts"]:
+        notes.append(
+            "The 8B-shaped model of table 1 has not been timed yet, which needs an accelerator: python -m perf.report "
+            "--only device --device cuda --out DIR there, then --from with the results.json of both."
+        )
+    if (timing := results["parts"].get("time")) is not None and timing["scope"]["rounds"] < FULL.rounds:
+        many = timing["scope"]
+        notes.append(
+            f"Times are of {many['rounds']} transfers a codec and model at the paper's ratio and of "
+            f"{many['sweep_rounds']} at other lengths and rates."
+        )
     if results["settings"]["quick"]:
         counts = sorted({len(samples(only(results["answers"], **key), "score")) for key in _cells(results)})
         many = f"{counts[0]} to {counts[-1]}" if counts else "no"

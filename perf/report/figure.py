@@ -9,7 +9,7 @@ from typing import Any
 from perf.report.series import SERIES
 from perf.report.stats import Estimate, estimate
 
-__all__ = ["Block", "Record", "Results", "Table", "by_text", "cell", "only", "present", "values"]
+__all__ = ["Block", "Record", "Results", "Table", "by_text", "cell", "only", "present", "timed", "values"]
 
 Results = Mapping[str, Any]
 """The whole raw JSON."""
@@ -50,6 +50,11 @@ class Block:
 def only(records: Sequence[Record], **wanted: Any) -> list[Record]:
     """The records with these values."""
     return [one for one in records if all(one.get(name) == value for name, value in wanted.items())]
+
+
+def timed(results: Results) -> list[Record]:
+    """All transfers: of the models on the CPU, and of the one on a device as its drafts would have stood."""
+    return [*results["transfers"], *results.get("device_transfers", ())]
 
 
 def present(records: Sequence[Record], field: str = "series") -> list[str]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from perf.report.draw import ACCENTS, INK, PAPER, band, color, errors_of, grouped_bars, legend_below, panels, themed_svg
-from perf.report.figure import Block, Table, cell, mean_of, median_of, only, present, rate_text, values
+from perf.report.figure import Block, Table, cell, mean_of, median_of, only, present, rate_text, timed, values
 from perf.report.series import SERIES
 from perf.report.stats import Estimate, estimate, share
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from perf.report.figure import Record, Results
 
@@ -30,12 +30,44 @@ _SHOWN_TOKENS = (1, 8, 16, 32, 48, 64)
 def reference(results: Results, model: str) -> list[Record]:
     """The transfers of a model at the paper's ratio of transfer to compute."""
     at = results["settings"]["reference"].get(model)
-    return only(results["transfers"], model=model, **at) if at else []
+    return only(timed(results), model=model, **at) if at else []
 
 
 def _setting(results: Results, model: str) -> str:
-    at = results["settings"]["reference"][model]
+    return _setting_of(results["settings"]["reference"][model])
+
+
+def _setting_of(at: Mapping[str, Any]) -> str:
     return f"{at['tokens']:,} tokens, {rate_text(at['rate_bps'])}"
+
+
+def _table_settings(results: Results, model: str) -> list[dict[str, Any]]:
+    """Settings that table 1 shows: the reference, and of a model on a device all rates."""
+    at = results["settings"]["reference"].get(model)
+    if at is None:
+        return []
+    rates = values(only(results["device_transfers"], model=model), "rate_bps")
+    return [at, *({**at, "rate_bps": rate} for rate in rates if rate != at["rate_bps"])]
+
+
+def _device_words(results: Results) -> str:
+    """What a reader must know of the model on a device; empty without one."""
+    device = results["device"]
+    if not device:
+        return ""
+    told = (
+        f" {results['settings']['time_models'][device['model']]}: time only, since it writes noise; model and cache of "
+        "both processes are on the device, and the rates are the paper's, too."
+    )
+    if device["left_out"]:
+        labels = " and ".join(SERIES[name].label for name in device["left_out"])
+        told += f" {labels} is left out: there are no kernels for it."
+    if any(one["drafted"] for one in device["transfers"]) and results["drafts"]:
+        told += (
+            " Its drafts would seldom stand on noise; so many of them count as did of those of the models above, "
+            "at the moments when they were made."
+        )
+    return told
 
 
 def _models(results: Results) -> dict[str, str]:
@@ -52,8 +84,10 @@ def accuracy(results: Results, model: str, series: str) -> Estimate | None:
 def overview(results: Results) -> Block:
     """Table 1: bits, TTFT, TT32T and quality."""
     tables, told = [], []
-    for model, title in _models(results).items():
-        found = reference(results, model)
+    for model, title, at in (
+        (model, title, at) for model, title in _models(results).items() for at in _table_settings(results, model)
+    ):
+        found = only(timed(results), model=model, **at)
         rows = []
         for name in present(found):
             mine = only(found, series=name)
@@ -68,9 +102,10 @@ def overview(results: Results) -> Block:
                 )
             )
         if rows:
-            header = (f"{title}, {_setting(results, model)}", "bits a value sent", "TTFT", "TT32T", "right answers")
+            header = (f"{title}, {_setting_of(at)}", "bits a value sent", "TTFT", "TT32T", "right answers")
             tables.append(Table(header, rows))
             told.append(title)
+    told = list(dict.fromkeys(told))
     return Block(
         name="table-1",
         title="Time to the first and to the 32nd token, and quality",
@@ -80,6 +115,7 @@ def overview(results: Results) -> Block:
             "of transfer to compute: the residual of lynx takes as long as 21.4 tokens of decoding. Time counts from "
             "the start of the transfer, with the prefill done. Quality: answers found in long texts, both tasks of "
             "the quality figure together. The text of lynx and of the default codec is that of the verified cache."
+            + _device_words(results)
         ),
         svg=None,
         tables=tables,
@@ -187,11 +223,14 @@ def context_and_bandwidth(results: Results) -> Block:
     """Figure 11: TT64T by context length and by bandwidth."""
     model = results["settings"]["scaling_model"]
     at = results["settings"]["reference"][model]
-    sweeps = (
+    sweeps = [
         ("tokens", only(results["transfers"], model=model, rate_bps=at["rate_bps"]), "tokens of context"),
         ("rate_bps", only(results["transfers"], model=model, tokens=at["tokens"]), "link, Mbit/s"),
-    )
-    figure, axes = panels(2)
+    ]
+    device = results["device"].get("model")
+    if device is not None:
+        sweeps.append(("rate_bps", results["device_transfers"], f"{_models(results)[device]}: link, Mbit/s"))
+    figure, axes = panels(len(sweeps))
     tables = []
     for axis, (field, found, title) in zip(axes, sweeps, strict=True):
         points = values(found, field)
@@ -221,13 +260,15 @@ def context_and_bandwidth(results: Results) -> Block:
         tables.append(Table((title, *(f"{point / scale:g}" for point in points)), rows))
     axes[0].set_title(f"by context length, {rate_text(at['rate_bps'])}")
     axes[1].set_title(f"by bandwidth, {at['tokens']:,} tokens")
+    if device is not None:
+        axes[2].set_title(f"by bandwidth, {results['settings']['reference'][device]['tokens']:,} tokens, on a device")
     legend_below(figure, axes[1])
     return Block(
         name="figure-11",
         title="Time to the 64th token by context length and bandwidth",
         paper="Figure 11",
         caption=f"{_models(results)[model]}, medians over transfers with intervals. The slower the link beside the "
-        "decoding, the more drafting saves.",
+        "decoding, the more drafting saves." + _device_words(results),
         svg=themed_svg(figure, "figure-11", "Time to the 64th token by context length and by bandwidth"),
         tables=tables,
     )

@@ -1,7 +1,8 @@
 """The parts of the raw results, and how those of several runs become one: for the figures it is all the same.
 
 Parts are `time` (transfers, codec speeds, concurrent requests), `quality` (answers, drafts, errors: the same on every
-machine) and `peers`. Each says on what machine and by which command it was measured.
+machine), `peers` and `device` (transfers of a larger model on an accelerator). Each says on what machine and by
+which command it was measured.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from lynx_net.wire.layout import CacheLayout
-from perf.report import measure_concurrent, predict
+from perf.report import measure_concurrent, measure_device, predict
 from perf.report.device import SHAPES
 from perf.report.figure import only, samples
 from perf.report.quality_part import FIELDS as QUALITY_FIELDS
@@ -19,7 +20,7 @@ from perf.report.tasks import CHECKED
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["FORMAT", "PARTS", "SCALING_MODEL", "TITLES", "merged"]
+__all__ = ["FORMAT", "PARTS", "SCALING_MODEL", "TITLES", "joined", "merged"]
 
 FORMAT = 2
 TITLES = {"smollm2": "SmolLM2-135M", "gemma3": "Gemma 3 270M"}
@@ -29,12 +30,13 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "time": ("transfers", "passes", "reference", "shapes", "speeds", "sends"),
     "quality": QUALITY_FIELDS,
     "peers": ("peers", "transports"),
+    "device": ("device",),
 }
 """Which fields of the raw results belong to which part."""
 
 _EMPTY: Mapping[str, Any] = {
     **dict.fromkeys(("transfers", "sends", "peers", *QUALITY_FIELDS), ()),
-    **{name: {} for name in ("passes", "reference", "shapes", "speeds")},
+    **{name: {} for name in ("passes", "reference", "shapes", "speeds", "device")},
     "transports": {"mib": [], "figures": {}},
 }
 
@@ -47,12 +49,14 @@ def merged(found: Mapping[str, Mapping[str, Any]], earlier: Mapping[str, Any] | 
     """
     results: dict[str, Any] = {"format": FORMAT, "parts": dict(earlier["parts"]) if earlier else {}}
     for part, names in PARTS.items():
-        source = found[part]["fields"] if part in found else (earlier or _EMPTY)
-        results |= {name: source[name] for name in names}
+        source = found[part]["fields"] if part in found else (earlier or {})
+        results |= {name: source.get(name, _EMPTY[name]) for name in names}
         if part in found:
             results["parts"][part] = found[part]["about"]
     about = results["parts"]
     first = about.get("time") or next(iter(about.values()))
+    device = results["device"]
+    on_device = {device["model"]: f"{SHAPES[device['model']].title}, {device['accelerator']}"} if device else {}
     models = {name: title for name, title in TITLES.items() if any(name in one["models"] for one in about.values())}
     results |= {
         "command": first["command"],
@@ -64,11 +68,11 @@ def merged(found: Mapping[str, Mapping[str, Any]], earlier: Mapping[str, Any] | 
             "quick": any(one["scope"]["quick"] for one in about.values()),
             "scope": first["scope"],
             "models": models,
-            "time_models": {name: TITLES.get(name) or SHAPES[name].title for name in results["reference"]},
-            "reference": results["reference"],
+            "time_models": {name: TITLES[name] for name in results["reference"]} | on_device,
+            "reference": {**results["reference"], **({device["model"]: device["reference"]} if device else {})},
             "passes_s": results["passes"],
             "checked_tasks": list(CHECKED),
-            "scaling_model": SCALING_MODEL if SCALING_MODEL in models else next(iter(models)),
+            "scaling_model": SCALING_MODEL if SCALING_MODEL in models else next(iter(models), None),
             "codecs": {name: repr(series.subject) for name, series in SERIES.items()},
             "concurrent": {
                 "requests": measure_concurrent.REQUESTS,
@@ -80,9 +84,21 @@ def merged(found: Mapping[str, Mapping[str, Any]], earlier: Mapping[str, Any] | 
         },
     }
     stands = _stands(results)
+    results["device_transfers"] = measure_device.with_stands(device["transfers"], stands) if device else []
     results["concurrent"] = measure_concurrent.decoded(results["sends"], stands)
     results["simulator"] = _simulator(results, stands)
     return results
+
+
+def joined(several: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The raw results of several runs as one; of a part that several have, the last one's are taken."""
+    found = {
+        part: {"fields": {name: one[name] for name in names}, "about": one["parts"][part]}
+        for one in several
+        for part, names in PARTS.items()
+        if part in one["parts"]
+    }
+    return merged(found)
 
 
 def _stands(results: Mapping[str, Any]) -> dict[str, list[int]]:

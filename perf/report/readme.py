@@ -30,7 +30,10 @@ def block_of(results: Mapping[str, Any], folder: str) -> str:
     machine = results["machine"]
     rows = [table.header, ["---"] * len(table.header), *table.rows]
     lines = [f"| {' | '.join(row)} |" for row in rows]
-    samples = "few samples a cell" if results["settings"]["quick"] else "100 samples a cell and more"
+    rounds = results["settings"]["scope"]["rounds"]
+    samples = f"{rounds} transfers of each codec, 100 answers and more"
+    if results["settings"]["quick"]:
+        samples = "few samples a cell"
     lines += [
         "",
         f"Made by `{results['command']}` on {results['date']}, {samples}, on {machine['processor']}, "

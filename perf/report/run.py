@@ -1,7 +1,6 @@
 """One run: all that the figures need is measured, or one part of it, and put together with what other runs measured.
 
-Parts are `time` (transfers, codec speeds, concurrent requests), `quality` (answers, drafts, errors: the same on every
-machine) and `peers`. Each says on what machine and by which command it was measured.
+The parts are those of `parts`. Each says on what machine and by which command it was measured.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import functools
+import importlib.metadata
 import os
 import shlex
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ import lynx_net
 from lynx_net.demo.results import machine_facts
 from lynx_net.integrations.weights import cache_folder
 from perf.quality import MODELS
-from perf.report import measure_concurrent, measure_quality, measure_time, predict, quality_part
+from perf.report import measure_concurrent, measure_device, measure_quality, measure_time, predict, quality_part
 from perf.report.cells import Cells, fingerprint
 from perf.report.corpus import load_corpus
-from perf.report.device import SHAPES, check_device
+from perf.report.device import check_device
 from perf.report.measure_peers import SOURCES as PEER_SOURCES
 from perf.report.measure_peers import measure_codecs, measure_transports
 from perf.report.parts import PARTS, SCALING_MODEL, TITLES, merged
@@ -52,12 +52,18 @@ class _Run:
     scope: Scope
     models: Sequence[str]
     device: str
-    corpus: Corpus
+    corpus: Corpus | None
     progress: Progress
     machine: Mapping[str, Any]
     fresh: bool
     threads: int
     held: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def prose(self) -> Corpus:
+        """What tasks are made of; the device needs none."""
+        assert self.corpus is not None
+        return self.corpus
 
     def cells(self, basis: Mapping[str, Any]) -> Cells:
         return Cells(cache_folder() / "report" / "cells", basis, fresh=self.fresh)
@@ -77,7 +83,7 @@ class _Run:
 
         def prefilled() -> Codings:
             loaded = self.loaded(name, self.threads)
-            prompt = make_task(loaded.tokenizer, self.corpus, "summary", 0, self.scope.text_tokens, 0).prompt
+            prompt = make_task(loaded.tokenizer, self.prose, "summary", 0, self.scope.text_tokens, 0).prompt
             return measure_quality.Codings(loaded, prompt[:-1], ())
 
         return functools.cache(prefilled)
@@ -92,14 +98,14 @@ async def measure(
     *,
     threads: int,
     fresh: bool,
-    parts: Sequence[str] = tuple(PARTS),
+    parts: Sequence[str],
     earlier: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Measure everything, or some parts, and return the raw results.
 
     Args:
         models: names of `perf.quality.MODELS`.
-        device: "cpu" or "cuda".
+        device: of the part `device`: "cpu" or "cuda".
         arguments: of the command, for the page.
         threads: of torch, while quality is measured; transfers are timed with one a process.
         fresh: nothing is taken from earlier runs.
@@ -107,9 +113,13 @@ async def measure(
         earlier: raw results that all other parts are taken from.
     """
     check_device(device)
-    corpus = load_corpus(cache_folder() / "report" / "corpus")
-    progress.tell(f"prose: {corpus.name}, {len(corpus.paragraphs)} paragraphs")
-    machine = {**machine_facts(PACKAGES), "load_before": round(os.getloadavg()[0], 2)}
+    corpus = None
+    if set(parts) - {"device"}:
+        corpus = load_corpus(cache_folder() / "report" / "corpus")
+        progress.tell(f"prose: {corpus.name}, {len(corpus.paragraphs)} paragraphs")
+    machine = {**machine_facts(_installed(PACKAGES)), "load_before": round(os.getloadavg()[0], 2)}
+    if "device" in parts:
+        machine["accelerator"] = measure_device.accelerator(device)
     run = _Run(scope, models, device, corpus, progress, machine, fresh, threads)
     found: dict[str, dict[str, Any]] = {}
     for part in parts:
@@ -119,6 +129,8 @@ async def measure(
                 fields, cells = await _time(run)
             case "quality":
                 fields, cells = _quality(run)
+            case "device":
+                fields, cells = await _device(run)
             case _:
                 fields, cells = _peers(run)
         found[part] = {
@@ -131,7 +143,7 @@ async def measure(
                 "took_s": progress.took_s - began_s,
                 "cells": {"measured": cells.made, "kept_from_earlier_runs": cells.reused},
                 "scope": dataclasses.asdict(scope),
-                "models": {name: TITLES[name] for name in models},
+                "models": {} if part == "device" else {name: TITLES[name] for name in models},
                 "notes": _notes(part, run),
             },
         }
@@ -143,17 +155,13 @@ async def _time(run: _Run) -> tuple[dict[str, Any], Cells]:
     known = {name: run.machine[name] for name in ("processor", "cores", "python", "packages")}
     cells = run.cells({"code": fingerprint(measure_time.SOURCES), "machine": known})
     fields: dict[str, Any] = {name: {} for name in PARTS["time"]} | {"transfers": []}
-    timed = [(name, "cpu") for name in run.models]
-    if run.device != "cpu":
-        timed += [(name, run.device) for name in SHAPES]
-    for name, device in timed:
+    for name in run.models:
         made = await measure_time.time_model(
-            name, run.corpus, run.scope, cells, run.progress, sweep=name == SCALING_MODEL, device=device
+            name, run.prose, run.scope, cells, run.progress, sweep=name == SCALING_MODEL
         )
         fields["transfers"] += made["transfers"]
         fields["passes"][name], fields["reference"][name] = made["passes"], made["reference"]
-        if device == "cpu":
-            fields["shapes"][name] = made["shape"]
+        fields["shapes"][name] = made["shape"]
     caches = {name: run.cache_of(name) for name in run.models}
     for name, cache in caches.items():
         fields["speeds"][name] = {
@@ -169,6 +177,14 @@ async def _time(run: _Run) -> tuple[dict[str, Any], Cells]:
     return fields, cells
 
 
+async def _device(run: _Run) -> tuple[dict[str, Any], Cells]:
+    """Times on an accelerator; needs no weights and nothing from a network."""
+    known = {name: run.machine[name] for name in ("processor", "cores", "python", "packages", "accelerator")}
+    cells = run.cells({"code": fingerprint((*measure_time.SOURCES, *measure_device.SOURCES)), "machine": known})
+    made = await measure_device.measure_device(run.device, run.scope.device_rounds, cells, run.progress)
+    return {"device": made}, cells
+
+
 def _quality(run: _Run) -> tuple[dict[str, Any], Cells]:
     """All that is the same on every machine: cells are kept whatever happens to the code of the transport."""
     cells = run.cells(
@@ -180,7 +196,7 @@ def _quality(run: _Run) -> tuple[dict[str, Any], Cells]:
     fields: dict[str, list[Any]] = {name: [] for name in PARTS["quality"]}
     for name in run.models:
         made = quality_part.measure_model(
-            lambda n=name: run.loaded(n, run.threads), name, run.corpus, run.scope, cells, run.progress
+            lambda n=name: run.loaded(n, run.threads), name, run.prose, run.scope, cells, run.progress
         )
         for field, records in made.items():
             fields[field] += records
@@ -193,7 +209,7 @@ def _peers(run: _Run) -> tuple[dict[str, Any], Cells]:
     cells = run.cells({"code": fingerprint(PEER_SOURCES), "machine": known})
     found: list[dict[str, Any]] = []
     for name in run.models:
-        found += measure_codecs(run.loaded(name, 1), name, run.corpus, run.scope, cells, run.progress)
+        found += measure_codecs(run.loaded(name, 1), name, run.prose, run.scope, cells, run.progress)
     return {"peers": found, "transports": measure_transports(run.scope, cells, run.progress)}, cells
 
 
@@ -205,13 +221,17 @@ def _notes(part: str, run: _Run) -> list[str]:
             f"The machine had other work when the run began (load {load_before:g}): its times cannot be compared with "
             "others, and the simulator, which knows of no other work, cannot foretell them."
         )
-    if run.corpus.missing is not None:
+    if run.corpus is not None and run.corpus.missing is not None and part != "device":
         notes.append(
             f"Debian's FAQ could not be had ({run.corpus.missing}): the tasks are made of documents of this project "
             "alone."
         )
     if part == "peers" and run.scope.quick:
         notes.append("A quick run measures those of the peers that are installed; the full run installs them first.")
-    if part == "time" and run.device == "cpu":
-        notes.append("Measured on the CPU. The 8B-shaped model of table 1 needs an accelerator (--device cuda).")
     return notes
+
+
+def _installed(packages: Sequence[str]) -> list[str]:
+    """Those of these packages that are there: a machine that measures one part need not be able to draw it."""
+    known = {one.metadata["Name"] for one in importlib.metadata.distributions()}
+    return [name for name in packages if name in known]

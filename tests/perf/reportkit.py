@@ -22,7 +22,7 @@ def about(part: str) -> dict[str, Any]:
     return {
         "command": f"python -m perf.report --quick --only {part}", "version": "0", "date": "2026-01-01",
         "machine": MACHINE, "took_s": 20.0, "cells": {"measured": 3, "kept_from_earlier_runs": 4},
-        "scope": {"quick": True, "text_tokens": 1024}, "models": MODELS, "notes": ["A note <with> signs & more."],
+        "scope": {"quick": True, "text_tokens": 1024, "rounds": 3, "sweep_rounds": 2}, "models": MODELS if part != "device" else {}, "notes": ["A note <with> signs & more."],
     }  # fmt: skip
 
 
@@ -100,17 +100,29 @@ def canned() -> dict[str, Any]:
             for field, at in (("ttft_s", 1.0), ("tt32t_s", 2.0), ("tt64t_s", 3.0))}}
         for series in SERIES
     ]  # fmt: skip
+    on_device = [
+        transfer(rng, "llama8b", 16384, rate, series, number) | {"equal_qfull": None}
+        for rate in (8e9, 25e9)
+        for series in SERIES
+        if series != "cachegen"
+        for number in range(3)
+    ]
+    device = {
+        "model": "llama8b", "accelerator": "a card", "transfers": on_device, "passes": {},
+        "reference": {"tokens": 16384, "rate_bps": 8e9}, "left_out": ["cachegen"],
+    }  # fmt: skip
     return {
         "format": 2, "command": "python -m perf.report --quick", "version": "0", "date": "2026-01-01", "took_s": 60.0,
-        "machine": MACHINE, "parts": {part: about(part) for part in ("time", "quality", "peers")},
-        "settings": {"quick": True, "models": MODELS, "time_models": MODELS,
-                     "reference": REFERENCE, "checked_tasks": ["needle", "questions"],
+        "machine": MACHINE, "parts": {part: about(part) for part in ("time", "quality", "peers", "device")},
+        "settings": {"quick": True, "models": MODELS, "time_models": {**MODELS, "llama8b": "8B, a card"},
+                     "reference": {**REFERENCE, "llama8b": device["reference"]}, "checked_tasks": ["needle", "questions"],
                      "scaling_model": "smollm2", "notes": ["A note <with> signs & more."],
                      "concurrent": {"requests": 8, "tokens": 1024, "rate_bps": 200e6, "decode_token_s": 0.03}},
         "transfers": transfers, "answers": answers, "drafts": drafts, "attention": attention,
         "distribution": distribution, "concurrent": concurrent,
         "simulator": {"checked": checked, "predicted": predictions(), "assumptions": "Eight devices."},
         "peers": [one for model in MODELS for one in peers_of(model)],
+        "device": device, "device_transfers": on_device,
         "transports": {"mib": [1, 4], "figures": {
             "lynx": {"1": {"gbytes_per_s": 1.0}, "4": {"gbytes_per_s": 2.0}}, "nixl": {"failure": "not installed"}}},
     }  # fmt: skip

@@ -111,6 +111,7 @@ def test_parts_that_were_not_measured_are_named_and_added_later(tmp_path: Path) 
     ]
     whole |= {name: {} for name in ("passes", "reference", "shapes", "speeds")}
     fields = {part: {name: whole[name] for name in names} for part, names in PARTS.items()}
+    fields["device"] = {"device": whole["device"]}
     first = merged({"peers": {"fields": fields["peers"], "about": reportkit.about("peers")}})
     text = write(first, tmp_path).read_text("utf-8")
     page = Page(text)
