@@ -172,7 +172,9 @@ def _measured(options: argparse.Namespace, arguments: list[str], progress: Progr
             progress,
             threads=options.threads,
             fresh=options.fresh,
-            parts=[part for part in PARTS if part in (options.only or (PARTS if options.device == "cuda" else PARTS[:3]))],
+            parts=[
+                part for part in PARTS if part in (options.only or (PARTS if options.device == "cuda" else PARTS[:3]))
+            ],
             earlier=earlier,
         )
         found.append(results)

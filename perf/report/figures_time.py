@@ -57,7 +57,7 @@ def _device_words(results: Results) -> str:
         return ""
     told = (
         f" {results['settings']['time_models'][device['model']]}: time only, since it writes noise; model and cache of "
-        "both processes are on the device, and the rates are the paper's, too."
+        "both processes are on the device. Beside the ratio of the paper, its rates."
     )
     if device["left_out"]:
         labels = " and ".join(SERIES[name].label for name in device["left_out"])

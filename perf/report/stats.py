@@ -72,9 +72,11 @@ def estimate(samples: Sequence[float], statistic: Statistic = "mean") -> Estimat
     if np.ptp(values) == 0:
         return Estimate(value, value, value, len(values))
     rng = np.random.default_rng(_SEED)
-    found = _scipy_stats().bootstrap(
-        (values,), of, confidence_level=LEVEL, n_resamples=_RESAMPLES, method="percentile", rng=rng
-    ).confidence_interval
+    found = (
+        _scipy_stats()
+        .bootstrap((values,), of, confidence_level=LEVEL, n_resamples=_RESAMPLES, method="percentile", rng=rng)
+        .confidence_interval
+    )
     return Estimate(value, float(found.low), float(found.high), len(values))
 
 
@@ -92,14 +94,18 @@ def difference(left: Sequence[float], right: Sequence[float]) -> Difference:
     found = estimate(pairs.tolist())
     if not pairs.any() or len(pairs) == 1:  # one pair could as well be the other way round
         return Difference(found.value, found.low, found.high, 1.0, len(pairs))
-    p = _scipy_stats().permutation_test(
-        (pairs,),
-        np.mean,
-        permutation_type="samples",
-        vectorized=True,
-        n_resamples=_PERMUTATIONS,
-        rng=np.random.default_rng(_SEED),
-    ).pvalue
+    p = (
+        _scipy_stats()
+        .permutation_test(
+            (pairs,),
+            np.mean,
+            permutation_type="samples",
+            vectorized=True,
+            n_resamples=_PERMUTATIONS,
+            rng=np.random.default_rng(_SEED),
+        )
+        .pvalue
+    )
     return Difference(found.value, found.low, found.high, float(p), len(pairs))
 
 

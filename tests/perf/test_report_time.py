@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import importlib.util
+import json
+import sys
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 if not all(importlib.util.find_spec(needed) for needed in ("torch", "transformers")):
     pytest.skip("needs torch and transformers", allow_module_level=True)
 
 from lynx_codec.plan import DEFAULT_PLAN
 from lynx_net.demo.options import DemoError
+from perf.report.__main__ import main, parse
+from perf.report.cells import Cells
 from perf.report.device import SHAPES, DeviceMissingError, Shape, check_device, load_shape, noise_prompt
 from perf.report.measure_concurrent import DECODE_TOKEN_S, times_s
+from perf.report.measure_device import coded, measure_device, with_stands
 from perf.report.measure_time import spent
 from perf.report.prefill_process import TransferRequest, dtype_of
+from perf.report.scope import FULL, Progress
 from perf.report.series import SERIES, codec_plan
 from perf.splits import Drafted
 
@@ -107,12 +119,112 @@ def test_a_device_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_model_of_a_shape_has_it_and_is_the_same_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(SHAPES, "tiny", Shape("tiny", 2, 32, 64, 4, 2, 50))
-    made, again = load_shape("tiny", "cpu").model, load_shape("tiny", "cpu").model
+    monkeypatch.setitem(SHAPES, "less", Shape("less", 2, 32, 64, 4, 2, 50))
+    made, again = load_shape("less", "cpu").model, load_shape("less", "cpu").model
     assert dtype_of(made) == "bfloat16"
     assert not made.training
     assert (made.config.num_key_value_heads, made.config.num_hidden_layers, made.config.vocab_size) == (2, 2, 50)
     assert all(bool((a == b).all()) for a, b in zip(made.parameters(), again.parameters(), strict=True))
-    assert noise_prompt("tiny", 1, 20) == noise_prompt("tiny", 1, 20) != noise_prompt("tiny", 2, 20)
-    assert len(noise_prompt("tiny", 1, 20)) == 21
-    assert max(noise_prompt("tiny", 1, 500)) < 50
+    assert noise_prompt("less", 1, 20) == noise_prompt("less", 1, 20) != noise_prompt("less", 2, 20)
+    assert len(noise_prompt("less", 1, 20)) == 21
+    assert max(noise_prompt("less", 1, 500)) < 50
+
+
+def test_the_part_of_the_device_is_whole_where_its_model_is_tiny_and_on_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["int8", "lynx_anchor", "default"]
+    monkeypatch.setattr(sys.modules[measure_device.__module__], "coded", lambda _: names)
+    cells = Cells(tmp_path, {})
+    work = measure_device("cpu", 1, cells, Progress(), name="tiny", tokens=256, rates_bps=(1e9,))
+    made = asyncio.run(work)
+    rates = {made["reference"]["rate_bps"], 1e9}
+    assert {(one["series"], one["rate_bps"]) for one in made["transfers"]} == {(s, r) for s in names for r in rates}
+    assert all(one["tokens"] == 256 and len(one["token_times_s"]) == 64 for one in made["transfers"])
+    assert all(one["equal_qfull"] is None for one in made["transfers"]), "noise proves nothing"
+    assert cells.made == 1 + len(made["transfers"])
+    assert made["left_out"] == ["bf16", "int4", "cachegen", "lynx"]
+
+
+def test_a_device_is_not_asked_for_what_it_has_no_kernels_for() -> None:
+    assert [name for name in SERIES if name not in coded("cuda")] == ["cachegen"]
+
+
+def drafted(number: int, accepted: int) -> dict[str, object]:
+    drafts = [1.0 + number + 0.1 * i for i in range(10)]
+    plain = [3.0 + number + 0.05 * i for i in range(64 - accepted)]
+    return {
+        "series": "default", "rate_bps": 1e9, "number": number, "draft_times_s": drafts, "drafted": 10,
+        "accepted": accepted, "token_times_s": [*drafts[:accepted], *plain], "verified_s": 3.0 + number,
+        "plain_step_s": 0.05, "residual_ready_s": 2.9 + number, "anchor_arrived_s": 0.8 + number,
+        "anchor_ready_s": 0.9 + number,
+    }  # fmt: skip
+
+
+def test_transfers_of_noise_are_put_together_for_drafts_that_stood_elsewhere() -> None:
+    measured = [drafted(0, 0), drafted(1, 10), {"series": "int8", "rate_bps": 1e9, "draft_times_s": []}]
+    few, all_, plain = with_stands(measured, {"default": [64, 2]})
+    assert few["token_times_s"][:4] == pytest.approx([1.0, 1.1, 3.0, 3.05])
+    assert (few["accepted"], len(few["token_times_s"])) == (2, 64)
+    assert few["tt32t_s"] == pytest.approx(3.0 + 0.05 * 29)
+    assert few["spent"]["rejected_s"] == pytest.approx(1.0 * 8 / 10)
+    assert all_["accepted"] == 10
+    assert all_["token_times_s"] == pytest.approx(
+        [2.0 + 0.1 * i for i in range(10)] + [4 + 0.05 * i for i in range(54)]
+    )
+    assert plain == measured[2]
+    fewer = with_stands(measured[1:2], {"default": [3]})[0]["token_times_s"]
+    assert fewer == pytest.approx([2.0, 2.1, 2.2, *(4 + 0.05 * i for i in range(61))]), "plain tokens go on as they did"
+    assert with_stands(measured, {}) == measured
+
+
+def test_rounds_of_the_rest_keep_their_share() -> None:
+    less = FULL.with_rounds(12)
+    assert (less.rounds, less.other_rounds, less.device_rounds) == (12, 12, 12)
+    assert (less.sweep_rounds, less.concurrent_rounds) == (3, 3)
+    assert FULL.with_rounds(100) == dataclasses.replace(FULL, device_rounds=100)
+    assert FULL.with_rounds(2).sweep_rounds == 2
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--only", "device"], ["--only", "time", "--device", "cuda"], ["--rounds", "0"], ["--rounds", "few"]]
+)
+def test_options_that_do_nothing_together_are_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(arguments)
+    assert "--device cuda" in (err := capsys.readouterr().err) or "not a number of rounds" in err
+
+
+def test_where_nothing_can_be_drawn_the_device_is_measured_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from perf.report import device, run
+
+    async def measured(*_: object) -> dict[str, object]:
+        at = {"tokens": 1, "rate_bps": 1.0}
+        return {
+            "model": "tiny",
+            "accelerator": "a card",
+            "transfers": [],
+            "passes": {},
+            "reference": at,
+            "left_out": [],
+        }
+
+    for module in (device, run):
+        monkeypatch.setattr(module, "check_device", lambda _: None)
+    monkeypatch.setattr(run, "load_corpus", lambda _: pytest.fail("needs no prose"))
+    monkeypatch.setattr(run.measure_device, "measure_device", measured)
+    monkeypatch.setattr(run.measure_device, "accelerator", lambda _: "a card")
+    monkeypatch.setattr(run, "cache_folder", lambda: tmp_path)
+    for name in [one for one in sys.modules if one.startswith(("matplotlib", "perf.report.build", "perf.report.fig"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, "perf.report.draw", raising=False)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main(["--only", "device", "--device", "cuda", "--out", str(tmp_path / "out")]) == 0
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert set(results["parts"]) == {"device"}
+    assert results["parts"]["device"]["machine"]["accelerator"] == "a card"
+    assert "--from" in capsys.readouterr().err
+    assert main(["--only", "quality", "--out", str(tmp_path / "none")]) == 1
+    assert "matplotlib" in capsys.readouterr().err
