@@ -5,8 +5,8 @@ Writes `index.html` (which needs nothing else), a file for every plot, `results.
 that was interrupted goes on where it was; `--fresh` takes nothing from them.
 `--only PART` measures one part and takes the others from the results in the folder, so that they may be of
 other times and machines. `--from FILE...` draws the page anew from raw results and measures nothing; parts of several
-files are put together. `--device cuda` adds the part that runs on an accelerator; it needs nothing but torch, transformers
-and CuPy there, and where nothing can be drawn it writes `results.json` alone.
+files are put together. `--device cuda` adds the part that runs on an accelerator; it needs nothing but torch,
+transformers and CuPy there, and where nothing can be drawn it writes `results.json` alone.
 """
 
 from __future__ import annotations
@@ -163,6 +163,7 @@ def _measured(options: argparse.Namespace, arguments: list[str], progress: Progr
         earlier = None
 
     async def work() -> None:
+        wanted = options.only or (PARTS if options.device == "cuda" else PARTS[:-1])
         scope = QUICK if options.quick else FULL
         results = await measure(
             scope if options.rounds is None else scope.with_rounds(options.rounds),
@@ -172,9 +173,7 @@ def _measured(options: argparse.Namespace, arguments: list[str], progress: Progr
             progress,
             threads=options.threads,
             fresh=options.fresh,
-            parts=[
-                part for part in PARTS if part in (options.only or (PARTS if options.device == "cuda" else PARTS[:3]))
-            ],
+            parts=[part for part in PARTS if part in wanted],
             earlier=earlier,
         )
         found.append(results)

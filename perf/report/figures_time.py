@@ -84,9 +84,9 @@ def accuracy(results: Results, model: str, series: str) -> Estimate | None:
 def overview(results: Results) -> Block:
     """Table 1: bits, TTFT, TT32T and quality."""
     tables, told = [], []
-    for model, title, at in (
-        (model, title, at) for model, title in _models(results).items() for at in _table_settings(results, model)
-    ):
+    shown = [(model, at) for model in _models(results) for at in _table_settings(results, model)]
+    for model, at in shown:
+        title = _models(results)[model]
         found = only(timed(results), model=model, **at)
         rows = []
         for name in present(found):

@@ -22,7 +22,8 @@ def about(part: str) -> dict[str, Any]:
     return {
         "command": f"python -m perf.report --quick --only {part}", "version": "0", "date": "2026-01-01",
         "machine": MACHINE, "took_s": 20.0, "cells": {"measured": 3, "kept_from_earlier_runs": 4},
-        "scope": {"quick": True, "text_tokens": 1024, "rounds": 3, "sweep_rounds": 2}, "models": MODELS if part != "device" else {}, "notes": ["A note <with> signs & more."],
+        "scope": {"quick": True, "text_tokens": 1024, "rounds": 3, "sweep_rounds": 2},
+        "models": MODELS if part != "device" else {}, "notes": ["A note <with> signs & more."],
     }  # fmt: skip
 
 
@@ -115,7 +116,8 @@ def canned() -> dict[str, Any]:
         "format": 2, "command": "python -m perf.report --quick", "version": "0", "date": "2026-01-01", "took_s": 60.0,
         "machine": MACHINE, "parts": {part: about(part) for part in ("time", "quality", "peers", "device")},
         "settings": {"quick": True, "models": MODELS, "time_models": {**MODELS, "llama8b": "8B, a card"},
-                     "reference": {**REFERENCE, "llama8b": device["reference"]}, "checked_tasks": ["needle", "questions"],
+                     "reference": {**REFERENCE, "llama8b": device["reference"]},
+                     "checked_tasks": ["needle", "questions"],
                      "scaling_model": "smollm2", "notes": ["A note <with> signs & more."],
                      "concurrent": {"requests": 8, "tokens": 1024, "rate_bps": 200e6, "decode_token_s": 0.03}},
         "transfers": transfers, "answers": answers, "drafts": drafts, "attention": attention,
