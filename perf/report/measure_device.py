@@ -15,8 +15,9 @@ import lynx_gpu
 from lynx_net.demo.options import DemoOptions
 from lynx_net.demo.pair import Pair
 from lynx_net.wire.config import LinkConfig
+from perf.report.calibrate import passes
 from perf.report.device import SHAPES, check_device, noise_prompt
-from perf.report.measure_time import SILENCE_S, Timing, calibrate, reference_rate_bps, spent
+from perf.report.measure_time import SILENCE_S, Timing, reference_rate_bps, spent
 from perf.report.series import SERIES
 
 if TYPE_CHECKING:
@@ -86,8 +87,9 @@ async def measure_device(
     )
     records: list[dict[str, Any]] = []
     names = coded(device)
+    timing = Timing(name, device)
     async with Pair.open(options, lambda _: None, "perf.report.prefill_process", _CONFIG) as pair:
-        timing = Timing(pair, name, device)
+        timing.pair = pair
 
         async def work() -> tuple[dict[str, float], float]:
             await timing.load()
@@ -100,7 +102,7 @@ async def measure_device(
             pass_s = cells.held(key)
             if pass_s is None:
                 model = await asyncio.get_running_loop().run_in_executor(timing.thread, timing.model_on, tokens)
-                pass_s = await asyncio.get_running_loop().run_in_executor(timing.thread, calibrate, model, tokens)
+                pass_s = await asyncio.get_running_loop().run_in_executor(timing.thread, passes, model, tokens)
                 cells.put(key, pass_s)
             reference = reference_rate_bps(tokens, timing.loaded.model.config, pass_s)
             rates = list(dict.fromkeys((reference, *rates_bps)))

@@ -20,7 +20,7 @@ from lynx_net.demo.pair import Pair
 from lynx_net.integrations.transformers import ProgressiveCache, TransformersModel, layout_of
 from lynx_net.speculation import Done, Draft, decode
 from lynx_net.wire.frames import HEADER_BYTES
-from perf.report.device import SHAPES
+from perf.report.calibrate import DRAFTING, passes, receiving, unpaced_s
 from perf.report.prefill_process import TransferRequest, dtype_of, load_model
 from perf.report.scope import PAPER_RESIDUAL_TOKENS
 from perf.report.series import SERIES, AnchorOnly, codec_plan
@@ -34,11 +34,12 @@ if TYPE_CHECKING:
     from perf.report.corpus import Corpus
     from perf.report.scope import Progress, Scope
 
-__all__ = ["PASSES", "SILENCE_S", "SOURCES", "Timing", "calibrate", "reference_rate_bps", "spent", "time_model"]
+__all__ = ["SILENCE_S", "SOURCES", "Timing", "reference_rate_bps", "spent", "time_model"]
 
 SOURCES = (
     "codec/lynx_codec",
     "lynx_net",
+    "perf/report/calibrate.py",
     "perf/report/measure_time.py",
     "perf/report/prefill_process.py",
     "perf/report/series.py",
@@ -48,15 +49,10 @@ SOURCES = (
 NEW_TOKENS = 64
 """Also the most drafts, as in the paper."""
 
-PASSES = (1, 8, 16, 24, 32, 65)
-"""Tokens of the forward passes that are timed for the simulator."""
-
 PLAIN_TOKENS = 4
 """Decoded plainly behind each transfer, for the simulator: a machine is not equally fast all the time."""
 
 _ROOM = 2 * NEW_TOKENS + 16
-_LOWEST_RATE = "5Mbit"
-"""Segments are as small as this rate wants them, whatever the rate is later."""
 _POLL_S = 0.004
 _ROUND_S = 75.0
 """A round of a small model on two cores; what is told before the first one is measured."""
@@ -70,10 +66,12 @@ class Timing:
     Attributes:
         thread: that the model computes in.
         loaded: the model, once `load` is done.
+        pair: of the processes; whoever times transfers opens it and sets it.
     """
 
-    def __init__(self, pair: Pair, name: str, device: str) -> None:
-        self._pair, self._name, self._device = pair, name, device
+    def __init__(self, name: str, device: str) -> None:
+        self._name, self._device = name, device
+        self.pair: Pair | None = None
         self.thread = ThreadPoolExecutor(1, "decode")
         self.loaded: Any = None
 
@@ -89,13 +87,21 @@ class Timing:
         layout = layout_of(model.config, tokens, dtype=dtype_of(model))
         return TransformersModel(model, ProgressiveCache(layout, room=_ROOM, device=self._device))
 
-    async def transfer(self, series: str, prompt: Sequence[int], rate_bps: float) -> dict[str, Any]:
-        """One transfer and what was decoded from it."""
-        loop = asyncio.get_running_loop()
-        model = await loop.run_in_executor(self.thread, self.model_on, len(prompt) - 1)
-        cache = model.cache
+    async def request(
+        self, series: str, prompt: Sequence[int], rate_bps: float
+    ) -> tuple[TransformersModel, IncomingTransfer]:
+        """Ask for the cache of all of a prompt but its last token; also returns the model on it."""
+        assert self.pair is not None
+        model = await asyncio.get_running_loop().run_in_executor(self.thread, self.model_on, len(prompt) - 1)
         wanted = TransferRequest(series, self._name, tuple(prompt), float(rate_bps))
-        transfer = await self._pair.request(wanted, cache)
+        return model, await self.pair.request(wanted, model.cache)
+
+    async def transfer(
+        self, series: str, prompt: Sequence[int], rate_bps: float, *, check: bool = False
+    ) -> dict[str, Any]:
+        """One transfer and what was decoded from it; `check` decodes plainly behind it and compares the texts."""
+        loop = asyncio.get_running_loop()
+        model, transfer = await self.request(series, prompt, rate_bps)
         polled: list[tuple[float, int]] = []
         watching = asyncio.create_task(_watch(transfer, polled))
         try:
@@ -122,6 +128,7 @@ class Timing:
             "values": transfer.offer.layout.values,
             "wire_share": 1 + HEADER_BYTES * transfer.stats.segments / transfer.stats.total_bytes,
             "stream_bytes": list(transfer.stats.stream_bytes)[: 1 if anchor_only else None],
+            "arriving_bytes": list(transfer.stats.stream_bytes),
             "drafted": done.drafted,
             "accepted": done.accepted,
             "anchor_arrived_s": (arrived[0] if arrived else _at_s(transfer.anchor_ready)) - began_s,
@@ -131,17 +138,22 @@ class Timing:
             "draft_times_s": [at_s - began_s for at_s in draft_times],
         }
         equal: bool | None = None
-        whole = series == "default" and self._name not in SHAPES  # random weights write what rounding decides
-        again_tokens = NEW_TOKENS if whole else PLAIN_TOKENS
+        again_tokens = NEW_TOKENS if check else PLAIN_TOKENS
         again_s, again = await loop.run_in_executor(self.thread, _timed_again, model, tuple(prompt), again_tokens)
-        if whole:
+        if check:
             equal = again == list(done.tokens)
         return {**record, "plain_step_s": again_s / again_tokens, "equal_qfull": equal, **spent(record)}
 
     async def round_of(
-        self, names: Sequence[str], prompt: Sequence[int], rate_bps: float, turn: int, cells: Cells
+        self,
+        names: Sequence[str],
+        prompt: Sequence[int],
+        rate_bps: float,
+        turn: int,
+        cells: Cells,
+        checked: str | None = None,
     ) -> list[dict[str, Any]]:
-        """One prompt with each of these codecs; which is first turns with the round."""
+        """One prompt with each of these codecs; which is first turns with the round. The text of `checked` is checked."""
         first = turn % len(names)
         found = []
         for series in [*names[first:], *names[:first]]:
@@ -150,7 +162,7 @@ class Timing:
             key = {**where, "prompt": list(prompt)}
             held = cells.held(key)
             if held is None:
-                held = await self.transfer(series, prompt, rate_bps)
+                held = await self.transfer(series, prompt, rate_bps, check=series == checked)
                 cells.put(key, held)
             found.append({**where, **held})
         return found
@@ -224,20 +236,6 @@ def spent(record: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def calibrate(model: TransformersModel, tokens: int, repeats: int = 3) -> dict[str, float]:
-    """Seconds of forward passes behind a cache of this many tokens, by their number of tokens. Blocks."""
-    found: dict[str, float] = {}
-    for count in PASSES:
-        times = []
-        for _ in range(repeats):
-            began_s = time.perf_counter()
-            model.forward([0] * count)
-            times.append(time.perf_counter() - began_s)
-            model.truncate(tokens)
-        found[str(count)] = statistics.median(times)
-    return found
-
-
 def reference_rate_bps(layout_tokens: int, config: Any, pass_s: dict[str, float]) -> float:
     """The rate at which the residual of lynx takes as long as the paper's: so many tokens of decoding; two digits."""
     layout = layout_of(config, layout_tokens, dtype="float32")
@@ -253,51 +251,87 @@ async def time_model(
     """All transfers of one model: the reference, and with `sweep` other lengths and rates.
 
     Returns:
-        `transfers`, `passes` (seconds of forward passes by length), `reference` and `shape` of the raw results.
+        `transfers`, `passes` (seconds of forward passes by length), `reference`, `shape`, `receiving` and `unpaced` of
+        the raw results.
     """
-    options = DemoOptions(rate=_LOWEST_RATE, timeout_s=SILENCE_S)
+    timing = Timing(name, "cpu")
+    loop = asyncio.get_running_loop()
+    await timing.load()
+    config = timing.loaded.model.config
+    found_passes: dict[str, dict[str, float]] = {}
+    for tokens in (scope.time_tokens, *(scope.sweep_tokens if sweep else ())):
+        key = {"what": "passes", "model": name, "tokens": tokens}
+        held = cells.held(key)
+        if held is None:
+            model = await loop.run_in_executor(timing.thread, timing.model_on, tokens)
+            held = await loop.run_in_executor(timing.thread, passes, model, tokens)
+            cells.put(key, held)
+        found_passes[str(tokens)] = held
+    rate_bps = reference_rate_bps(scope.time_tokens, config, found_passes[str(scope.time_tokens)])
+    reference = {"tokens": scope.time_tokens, "rate_bps": rate_bps}
+    plan = [(scope.time_tokens, rate_bps, scope.rounds if sweep else scope.other_rounds)]
+    if sweep:
+        plan += [(tokens, rate_bps, scope.sweep_rounds) for tokens in scope.sweep_tokens]
+        plan += [(scope.time_tokens, rate_bps * factor, scope.sweep_rounds) for factor in scope.sweep_rates]
+    # Settings of one prompt stand together, so that it is prefilled once.
+    turns = sorted((tokens, turn, rate, rounds) for tokens, rate, rounds in plan for turn in range(rounds))
     records: list[dict[str, Any]] = []
-    passes: dict[str, dict[str, float]] = {}
+    calibrations: dict[str, list[dict[str, Any]]] = {"receiving": [], "unpaced": []}
+    # Segments are as small as the lowest rate wants them, whatever the rate of a transfer is.
+    options = DemoOptions(rate=f"{min(rate for _, rate, _ in plan) / 1e6:g}Mbit", timeout_s=SILENCE_S)
+
+    async def work() -> None:
+        left = _Left(len(turns))
+        for tokens, turn, rate, rounds in turns:
+            with left.one():
+                prompt = make_task(timing.loaded.tokenizer, corpus, "summary", turn, tokens, 0).prompt
+                at_reference = {"tokens": tokens, "rate_bps": rate} == reference
+                checked = "default" if at_reference else None
+                records.extend(await timing.round_of(list(SERIES), prompt, rate, turn, cells, checked))
+                if turn == 0:
+                    for what, made in (await _calibrated(timing, name, prompt, rate, cells, at_reference)).items():
+                        calibrations[what] += made
+            progress.tell(
+                f"{name}: transfers of {tokens} tokens at {rate / 1e6:g} Mbit/s, round {turn + 1} of {rounds}; "
+                f"about {left.seconds / 60:.0f} min left for {name}"
+            )
+
     async with Pair.open(options, lambda _progress: None, "perf.report.prefill_process") as pair:
-        timing = Timing(pair, name, "cpu")
+        timing.pair = pair
+        await pair.run(work())
+    shape = layout_of(config, 1)
+    return {
+        "transfers": records,
+        "passes": found_passes,
+        "reference": reference,
+        "shape": {"layers": shape.layers, "heads": shape.heads, "size": shape.key_size},
+        **calibrations,
+    }
 
-        async def work() -> dict[str, Any]:
-            await timing.load()
-            loop = asyncio.get_running_loop()
-            config = timing.loaded.model.config
-            lengths = [scope.time_tokens, *(scope.sweep_tokens if sweep else ())]
 
-            for tokens in lengths:
-                key = {"what": "passes", "model": name, "tokens": tokens}
-                held = cells.held(key)
-                if held is None:
-                    model = await loop.run_in_executor(timing.thread, timing.model_on, tokens)
-                    held = await loop.run_in_executor(timing.thread, calibrate, model, tokens)
-                    cells.put(key, held)
-                passes[str(tokens)] = held
-            rate_bps = reference_rate_bps(scope.time_tokens, config, passes[str(scope.time_tokens)])
-            plan = [(scope.time_tokens, rate_bps, scope.rounds if sweep else scope.other_rounds)]
-            if sweep:
-                plan += [(tokens, rate_bps, scope.sweep_rounds) for tokens in scope.sweep_tokens]
-                plan += [(scope.time_tokens, rate_bps * factor, scope.sweep_rounds) for factor in scope.sweep_rates]
-            # Settings of one prompt stand together, so that it is prefilled once.
-            turns = sorted((tokens, turn, rate, rounds) for tokens, rate, rounds in plan for turn in range(rounds))
-            left = _Left(len(turns))
-            for tokens, turn, rate, rounds in turns:
-                with left.one():
-                    prompt = make_task(timing.loaded.tokenizer, corpus, "summary", turn, tokens, 0).prompt
-                    records.extend(await timing.round_of(list(SERIES), prompt, rate, turn, cells))
-                progress.tell(
-                    f"{name}: transfers of {tokens} tokens at {rate / 1e6:g} Mbit/s, round {turn + 1} of {rounds}; "
-                    f"about {left.seconds / 60:.0f} min left for {name}"
-                )
-            shape = layout_of(config, 1)
-            fields["shape"] = {"layers": shape.layers, "heads": shape.heads, "size": shape.key_size}
-            return {"tokens": scope.time_tokens, "rate_bps": rate_bps}
-
-        fields: dict[str, Any] = {}
-        reference = await pair.run(work())
-    return {"transfers": records, "passes": passes, "reference": reference, **fields}
+async def _calibrated(
+    timing: Timing, name: str, prompt: Sequence[int], rate_bps: float, cells: Cells, unpaced: bool
+) -> dict[str, list[dict[str, Any]]]:
+    """What `calibrate` measures for this length and rate, with `unpaced` also that without a rate."""
+    tokens = len(prompt) - 1
+    found: dict[str, list[dict[str, Any]]] = {"receiving": [], "unpaced": []}
+    for series in DRAFTING:
+        where: dict[str, Any] = {"model": name, "tokens": tokens, "rate_bps": rate_bps, "series": series}
+        key = {"what": "receiving", **where}
+        held = cells.held(key)
+        if held is None:
+            held = await receiving(timing, series, prompt, rate_bps)
+            cells.put(key, held)
+        found["receiving"].append({**where, "times_longer": held})
+    for series in SERIES if unpaced else ():
+        where = {"model": name, "tokens": tokens, "series": series}
+        key = {"what": "unpaced", **where}
+        held = cells.held(key)
+        if held is None:
+            held = await unpaced_s(timing, series, prompt)
+            cells.put(key, held)
+        found["unpaced"].append({**where, "ready_s": held})
+    return found
 
 
 class _Left:

@@ -27,7 +27,7 @@ TITLES = {"smollm2": "SmolLM2-135M", "gemma3": "Gemma 3 270M"}
 SCALING_MODEL = "smollm2"
 
 PARTS: Mapping[str, tuple[str, ...]] = {
-    "time": ("transfers", "passes", "reference", "shapes", "speeds", "sends"),
+    "time": ("transfers", "passes", "reference", "shapes", "speeds", "sends", "receiving", "unpaced"),
     "quality": QUALITY_FIELDS,
     "peers": ("peers", "transports"),
     "device": ("device",),
@@ -35,7 +35,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
 """Which fields of the raw results belong to which part."""
 
 _EMPTY: Mapping[str, Any] = {
-    **dict.fromkeys(("transfers", "sends", "peers", *QUALITY_FIELDS), ()),
+    **dict.fromkeys(("transfers", "sends", "receiving", "unpaced", "peers", *QUALITY_FIELDS), ()),
     **{name: {} for name in ("passes", "reference", "shapes", "speeds", "device")},
     "transports": {"mib": [], "figures": {}},
 }
@@ -119,7 +119,7 @@ def _simulator(results: Mapping[str, Any], stands: Mapping[str, Sequence[int]]) 
     transfers = [one for one in results["transfers"] if one["model"] in layouts]
     known = all(stands.values()) and results["speeds"]
     return {
-        "checked": predict.checked(transfers, results["passes"], results["speeds"], layouts),
+        "checked": predict.checked(transfers, results["passes"], results["speeds"], layouts, results),
         "predicted": predict.predicted(stands, next(iter(results["speeds"].values()))) if known else [],
         "assumptions": predict.assumptions(),
     }

@@ -109,6 +109,7 @@ def checked(
     passes: Mapping[str, Mapping[str, Mapping[str, float]]],
     speeds: Mapping[str, Mapping[str, Any]],
     layouts: Mapping[str, CacheLayout],
+    calibrations: Mapping[str, Sequence[Record]],
 ) -> list[dict[str, Any]]:
     """Predicted beside measured times for every setting of the transfers.
 
@@ -116,20 +117,23 @@ def checked(
         passes: model -> length -> tokens of a pass -> seconds.
         speeds: model -> codec -> `codec_speeds`.
         layouts: model -> a layout of its cache, of any length.
+        calibrations: `receiving` and `unpaced` of the raw results (`calibrate`); without the former, a pass takes as long
+            while something arrives, without the latter `speeds` say how long coding takes.
     """
     found = []
     for model in values(transfers, "model"):
         mine = only(transfers, model=model)
         for tokens, rate in sorted({(one["tokens"], one["rate_bps"]) for one in mine}):
             # Codecs take turns, so all of them had the same machine; four tokens behind one transfer say little of it.
-            step_s = statistics.median(one["plain_step_s"] for one in only(mine, tokens=tokens, rate_bps=rate))
+            step_s = middle_mean([one["plain_step_s"] for one in only(mine, tokens=tokens, rate_bps=rate)])
             for series in SERIES:
                 records = only(mine, tokens=tokens, rate_bps=rate, series=series)
                 if records:
-                    guesses = [
-                        _predict(one, step_s, passes[model][str(tokens)], speeds[model][series], layouts[model])
-                        for one in records
-                    ]
+                    slower = _times_longer(calibrations["receiving"], model, tokens, rate, series)
+                    speed = _speed(calibrations["unpaced"], model, series, records[0]) or speeds[model][series]
+                    pass_s = {int(count): at_s for count, at_s in passes[model][str(tokens)].items()}
+                    pass_s = {count: at_s * step_s / pass_s[1] for count, at_s in pass_s.items()}
+                    guesses = [_predict(one, pass_s, slower, speed, layouts[model]) for one in records]
                     times = {
                         field: {
                             "predicted": statistics.median(guess[at] for guess in guesses),
@@ -141,24 +145,56 @@ def checked(
     return found
 
 
+def middle_mean(values: Sequence[float]) -> float:
+    """Mean of the middle half: where a machine has two speeds, a median of few jumps between them."""
+    ordered = sorted(values)
+    cut = len(ordered) // 4
+    return statistics.fmean(ordered[cut : len(ordered) - cut])
+
+
+def _times_longer(
+    receiving: Sequence[Record], model: str, tokens: int, rate_bps: float, series: str
+) -> float:
+    """Of a pass while the streams behind the first one arrive; a codec of one stream has none."""
+    subject = SERIES[series].subject
+    found = [
+        one["times_longer"]
+        for one in only(receiving, model=model, tokens=tokens, rate_bps=rate_bps)
+        if SERIES[one["series"]].subject == subject
+    ]
+    return float(found[0]) if found else 1.0
+
+
+def _speed(unpaced: Sequence[Record], model: str, series: str, like: Record) -> dict[str, Any] | None:
+    """Seconds a value takes through encoder, loopback and decoder, by stream, in the form of `codec_speeds`."""
+    found = only(unpaced, model=model, series=series)
+    if not found:
+        return None
+    values_ = like["values"] / like["tokens"] * found[0]["tokens"]
+    first, *rest = found[0]["ready_s"]
+    behind = [(at_s - before_s) / values_ for before_s, at_s in zip((first, *rest), rest, strict=False)]
+    return {"encode": first / values_, "decode": [0.0, *behind]}
+
+
 def _predict(
-    record: Record, step_s: float, pass_s: Mapping[str, float], speed: Mapping[str, Any], layout: CacheLayout
+    record: Record, pass_s: Mapping[int, float], slower: float, speed: Mapping[str, Any], layout: CacheLayout
 ) -> list[float]:
-    """Times of 64 tokens for one transfer, told how many of its drafts stood and what a token took in its setting."""
-    streams = len(record["stream_bytes"])
-    slower = step_s / pass_s["1"]
+    """Times of 64 tokens for one transfer, told how many of its drafts stood."""
+    arriving = record.get("arriving_bytes", record["stream_bytes"])
     case = Case(
-        stream_bytes=tuple(round(one * record["wire_share"]) for one in record["stream_bytes"]),
+        stream_bytes=tuple(round(one * record["wire_share"]) for one in arriving),
         values=record["values"],
         pages=2 * layout.layers * -(-record["tokens"] // PAGE_TOKENS),
         rate_bps=record["rate_bps"],
         latency_s=LATENCY_S,
         encode_value_s=speed["encode"],
-        decode_value_s=tuple(speed["decode"][:streams]),
-        pass_s={int(count): at_s * slower for count, at_s in pass_s.items()},
+        decode_value_s=tuple(speed["decode"][: len(arriving)]),
+        pass_s=pass_s,
+        receiving=slower,
     )
     all_stood = record["accepted"] == record["drafted"]
-    return token_times_s(case, MAX_DRAFTS if all_stood else record["accepted"], 64)
+    drafts = 0 if SERIES[record["series"]].stage == "anchor" else MAX_DRAFTS
+    return token_times_s(case, MAX_DRAFTS if all_stood else record["accepted"], 64, drafts)
 
 
 def stream_bits(subject: Subject, model: Elsewhere) -> tuple[float, ...]:

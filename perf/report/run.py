@@ -154,12 +154,14 @@ async def _time(run: _Run) -> tuple[dict[str, Any], Cells]:
     """All times; nothing else runs meanwhile."""
     known = {name: run.machine[name] for name in ("processor", "cores", "python", "packages")}
     cells = run.cells({"code": fingerprint(measure_time.SOURCES), "machine": known})
-    fields: dict[str, Any] = {name: {} for name in PARTS["time"]} | {"transfers": []}
+    lists = ("transfers", "receiving", "unpaced")
+    fields: dict[str, Any] = {name: {} for name in PARTS["time"]} | {name: [] for name in lists}
     for name in run.models:
         made = await measure_time.time_model(
             name, run.prose, run.scope, cells, run.progress, sweep=name == SCALING_MODEL
         )
-        fields["transfers"] += made["transfers"]
+        for field in lists:
+            fields[field] += made[field]
         fields["passes"][name], fields["reference"][name] = made["passes"], made["reference"]
         fields["shapes"][name] = made["shape"]
     caches = {name: run.cache_of(name) for name in run.models}
@@ -208,7 +210,7 @@ def _peers(run: _Run) -> tuple[dict[str, Any], Cells]:
     known = {name: run.machine[name] for name in ("processor", "cores", "python", "packages")}
     cells = run.cells({"code": fingerprint(PEER_SOURCES), "machine": known})
     found: list[dict[str, Any]] = []
-    for name in run.models:
+    for name in run.models[:1] if run.scope.quick else run.models:
         found += measure_codecs(run.loaded(name, 1), name, run.prose, run.scope, cells, run.progress)
     return {"peers": found, "transports": measure_transports(run.scope, cells, run.progress)}, cells
 

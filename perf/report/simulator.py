@@ -2,8 +2,8 @@
 
 1. Pages are encoded, sent and decoded one behind the other. A stream is in place when the slowest of the three has
    passed over all bytes up to its end, the first page was encoded before, and the last one is decoded behind.
-2. Tokens are drafted from when the first stream is in place until the last one is, `MAX_DRAFTS` at most. So many of
-   them stand as did for a recorded prompt: a time is computed for every prompt, and averaged.
+2. Tokens are drafted from when the first stream is in place until the last one is, `MAX_DRAFTS` at most; a pass takes
+   longer meanwhile, since receiving needs a core and the interpreter, too. So many of them stand as did for a recorded prompt: a time is computed for every prompt, and averaged.
 3. One pass over the drafts verifies them and gives a token more; the rest is decoded plainly.
 
 Everything in it is measured where it was measured (`Parts`): seconds of a pass by its number of tokens, seconds
@@ -41,6 +41,7 @@ class Case:
         latency_s: from the start of the transfer to the first byte at the receiver, with the handshake.
         encode_value_s, decode_value_s: seconds of coding a value, all streams together; of decoding one, per stream.
         pass_s: tokens of a forward pass -> its seconds, for some numbers; between them it is linear.
+        receiving: as many times longer as a pass takes while streams behind the first one arrive.
     """
 
     stream_bytes: tuple[int, ...]
@@ -51,6 +52,7 @@ class Case:
     encode_value_s: float
     decode_value_s: tuple[float, ...]
     pass_s: Mapping[int, float]
+    receiving: float = 1.0
 
     def __post_init__(self) -> None:
         if not self.stream_bytes or len(self.decode_value_s) != len(self.stream_bytes):
@@ -60,6 +62,7 @@ class Case:
             min(numbers) <= 0
             or min(*self.stream_bytes, self.latency_s, self.encode_value_s, *self.decode_value_s) < 0
             or not self.pass_s
+            or self.receiving < 1
         ):
             raise LocalProtocolError(
                 f"sizes, rate and passes of a case must be positive, its other times not negative: {self}"
@@ -72,6 +75,12 @@ class Case:
             return float(np.interp(tokens, at, [self.pass_s[one] for one in at]))
         slope = (self.pass_s[at[-1]] - self.pass_s[at[-2]]) / (at[-1] - at[-2])
         return self.pass_s[at[-1]] + max(slope, 0.0) * (tokens - at[-1])
+
+    def token_after_s(self, at_s: float, last_s: float) -> float:
+        """When a token is there whose pass begins at `at_s`, if streams arrive until `last_s`."""
+        one_s = self.pass_of_s(1)
+        slow_s = min(max(last_s - at_s, 0.0), one_s * self.receiving)
+        return at_s + slow_s + one_s - slow_s / self.receiving
 
 
 def streams_ready_s(case: Case) -> list[float]:
@@ -99,11 +108,16 @@ def token_times_s(case: Case, stands: int, tokens: int, max_drafts: int = MAX_DR
     anchor_s, last_s = ready[0], ready[-1]
     one_s = case.pass_of_s(1)
     if len(ready) == 1 or not max_drafts:
-        return [anchor_s + one_s * (number + 1) for number in range(tokens)]
+        alone = []
+        at_s = anchor_s
+        for _ in range(tokens):
+            at_s = case.token_after_s(at_s, last_s)
+            alone.append(at_s)
+        return alone
     drafts: list[float] = []
     at_s = anchor_s
     while at_s < last_s and len(drafts) < max_drafts:
-        at_s += one_s
+        at_s = case.token_after_s(at_s, last_s)
         drafts.append(at_s)
     accepted = min(stands, len(drafts))
     verified_s = max(at_s, last_s) + case.pass_of_s(len(drafts) + 1)

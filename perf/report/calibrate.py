@@ -1,0 +1,112 @@
+"""What the simulator is told of this machine, each measured by itself and none of it in a transfer that is compared.
+
+1. Forward passes by their number of tokens (`passes`), with nothing else going on.
+2. How long each stream takes to be in place on a link without a limit (`unpaced_s`): the slowest of encoder, loopback and
+   decoder, as they run beside each other in two processes.
+3. As many times longer as a pass takes while the streams behind the first one arrive (`receiving`): two processes
+   share few cores, and one interpreter has one lock. Nobody drafts there: passes follow each other, and
+   passes with nothing on the link follow them at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from typing import TYPE_CHECKING, Any
+
+from lynx_net.demo.exchange import STARTED_S
+from perf.report.series import SERIES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lynx_net.integrations.transformers import TransformersModel
+    from perf.report.measure_time import Timing
+
+__all__ = ["DRAFTING", "PASSES", "passes", "receiving", "times_longer", "unpaced_s"]
+
+PASSES = (1, 8, 16, 24, 32, 65)
+"""Tokens of the forward passes that are timed."""
+
+DRAFTING = tuple(name for name, one in SERIES.items() if one.stage == "full" and one.subject.codec in ("lynx", "nested"))
+"""Codecs of more than one stream."""
+
+_UNPACED_BPS = 100e9
+_UNPACED_ROUNDS = 2
+_ENOUGH_PASSES = 8
+_MOST_TRANSFERS = 4
+_IDLE_PASSES = 3
+
+
+def passes(model: TransformersModel, tokens: int, repeats: int = 3) -> dict[str, float]:
+    """Seconds of forward passes behind a cache of this many tokens, by their number of tokens. Blocks."""
+    found: dict[str, float] = {}
+    for count in PASSES:
+        times = []
+        for _ in range(repeats):
+            began_s = time.perf_counter()
+            model.forward([0] * count)
+            times.append(time.perf_counter() - began_s)
+            model.truncate(tokens)
+        found[str(count)] = statistics.median(times)
+    return found
+
+
+async def unpaced_s(timing: Timing, series: str, prompt: Sequence[int]) -> list[float]:
+    """Seconds until each stream is in place on a link without a limit, nothing being decoded; medians."""
+    found: list[list[float]] = []
+    for _ in range(_UNPACED_ROUNDS):
+        _, transfer = await timing.request(series, prompt, _UNPACED_BPS)
+        await transfer.complete
+        began_s = transfer.offer.meta[STARTED_S]
+        found.append([_at_s(transfer.stream_ready(at)) - began_s for at in range(len(transfer.stream_names))])
+    return [statistics.median(one) for one in zip(*found, strict=True)]
+
+
+async def receiving(timing: Timing, series: str, prompt: Sequence[int], rate_bps: float) -> float:
+    """As many times longer as a pass takes while the streams behind the first one arrive at this rate, a median."""
+    loop = asyncio.get_running_loop()
+    found: list[float] = []
+    made = 0
+    while made < _ENOUGH_PASSES and len(found) < _MOST_TRANSFERS:
+        model, transfer = await timing.request(series, prompt, rate_bps)
+        tokens = model.length
+
+        def once(model: TransformersModel = model, tokens: int = tokens) -> None:
+            model.forward([0])
+            model.truncate(tokens)
+
+        await transfer.anchor_ready
+        ends = [time.monotonic()]
+        while not transfer.residual_ready.is_set():
+            await loop.run_in_executor(timing.thread, once)
+            ends.append(time.monotonic())
+        await transfer.complete
+        began_s = time.monotonic()
+        for _ in range(_IDLE_PASSES):
+            await loop.run_in_executor(timing.thread, once)
+        idle_s = (time.monotonic() - began_s) / _IDLE_PASSES
+        made += len(ends) - 1
+        found.append(times_longer(ends, _at_s(transfer.residual_ready), idle_s))
+    return statistics.median(found)
+
+
+def times_longer(ends_s: Sequence[float], until_s: float, idle_s: float) -> float:
+    """How many times `idle_s` passes took up to a moment; the rest of the pass that was under way went undisturbed.
+
+    Args:
+        ends_s: when the passes began, and when each of them ended; the last one not before `until_s`.
+    """
+    if len(ends_s) < 2 or until_s <= ends_s[0]:
+        return 1.0
+    whole = len(ends_s) - 1
+    left = min(max(ends_s[-1] - until_s, 0.0) / idle_s, 0.999)
+    return max((until_s - ends_s[0]) / ((whole - left) * idle_s), 1.0)
+
+
+def _at_s(readiness: Any) -> float:
+    """When something became ready that is ready."""
+    at_s = readiness.at_s
+    assert at_s is not None
+    return float(at_s)
