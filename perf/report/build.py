@@ -92,7 +92,7 @@ def verdicts_of(results: Results) -> Table:
             rows += _quality_verdict(results, model, title, task)
     if not results["simulator"]["checked"]:
         return Table(("promise", "bound", "found", "verdict"), rows)
-    worst, typical = figures_beyond.summary(results)
+    worst, typical, _ = figures_beyond.summary(results)
     bound = figures_beyond.BOUND
     rows.append(
         (

@@ -29,7 +29,9 @@ __all__ = ["DRAFTING", "PASSES", "passes", "receiving", "times_longer", "unpaced
 PASSES = (1, 8, 16, 24, 32, 65)
 """Tokens of the forward passes that are timed."""
 
-DRAFTING = tuple(name for name, one in SERIES.items() if one.stage == "full" and one.subject.codec in ("lynx", "nested"))
+DRAFTING = tuple(
+    name for name, one in SERIES.items() if one.stage == "full" and one.subject.codec in ("lynx", "nested")
+)
 """Codecs of more than one stream."""
 
 _UNPACED_BPS = 100e9
@@ -79,7 +81,7 @@ async def receiving(timing: Timing, series: str, prompt: Sequence[int], rate_bps
 
         await transfer.anchor_ready
         ends = [time.monotonic()]
-        while not transfer.residual_ready.is_set():
+        while not transfer.residual_ready.done():
             await loop.run_in_executor(timing.thread, once)
             ends.append(time.monotonic())
         await transfer.complete

@@ -6,6 +6,7 @@ import dataclasses
 import statistics
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -152,9 +153,7 @@ def middle_mean(values: Sequence[float]) -> float:
     return statistics.fmean(ordered[cut : len(ordered) - cut])
 
 
-def _times_longer(
-    receiving: Sequence[Record], model: str, tokens: int, rate_bps: float, series: str
-) -> float:
+def _times_longer(receiving: Sequence[Record], model: str, tokens: int, rate_bps: float, series: str) -> float:
     """Of a pass while the streams behind the first one arrive; a codec of one stream has none."""
     subject = SERIES[series].subject
     found = [
@@ -171,9 +170,8 @@ def _speed(unpaced: Sequence[Record], model: str, series: str, like: Record) -> 
     if not found:
         return None
     values_ = like["values"] / like["tokens"] * found[0]["tokens"]
-    first, *rest = found[0]["ready_s"]
-    behind = [(at_s - before_s) / values_ for before_s, at_s in zip((first, *rest), rest, strict=False)]
-    return {"encode": first / values_, "decode": [0.0, *behind]}
+    ready: list[float] = found[0]["ready_s"]
+    return {"encode": 0.0, "decode": [(at_s - before_s) / values_ for before_s, at_s in pairwise((0.0, *ready))]}
 
 
 def _predict(

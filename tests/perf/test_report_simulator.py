@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from lynx_net.errors import LocalProtocolError
 from lynx_net.serdes.split import Situation, expected_time_s
 from lynx_net.wire.layout import CacheLayout
-from perf.report.predict import checked
+from perf.report.calibrate import times_longer
+from perf.report.predict import checked, middle_mean
 from perf.report.simulator import Case, relative_error, streams_ready_s, token_times_s
 
 CASE = Case(
@@ -114,10 +115,71 @@ def test_a_prediction_counts_headers_and_how_fast_the_machine_was_at_the_time() 
         {"m": {"256": {"1": 0.1, "65": 0.3}}},
         {"m": {"int8": {"encode": 0.0, "decode": [0.0]}}},
         {"m": layout},
+        {"receiving": [], "unpaced": []},
     )
     assert found["ttft_s"]["predicted"] == pytest.approx(1.25 + 0.2, abs=0.01)
     assert found["tt32t_s"]["predicted"] == pytest.approx(1.25 + 32 * 0.2, abs=0.01)
     assert found["tt64t_s"]["measured"] == [3.0]
+
+
+def test_passes_take_longer_while_streams_behind_the_first_one_arrive() -> None:
+    case = dataclasses.replace(CASE, receiving=2.0)
+    alone = token_times_s(case, 64, 7, max_drafts=0)
+    assert alone == pytest.approx([0.6, 0.7, 0.8, 0.9, 1.0, 1.05, 1.1]), "until a second has passed"
+    assert case.token_after_s(0.95, 1.0) == pytest.approx(1.0 + 0.025), "half of the pass is slow"
+    sooner = dataclasses.replace(case, stream_bytes=(500_000, 490_000))
+    drafted = token_times_s(sooner, 64, 6)
+    assert drafted[:5] == pytest.approx([0.6, 0.7, 0.8, 0.9, 0.995]), "the last one ends faster than it began"
+    assert drafted[5] == pytest.approx(0.995 + case.pass_of_s(6)), "only five drafts have to be verified"
+    with pytest.raises(LocalProtocolError):
+        dataclasses.replace(CASE, receiving=0.5)
+
+
+def test_calibrations_are_those_of_the_codec_and_count_for_both_of_its_stages() -> None:
+    record = {
+        "model": "m", "tokens": 256, "rate_bps": 8e6, "values": 1_000_000, "wire_share": 1.0, "accepted": 5,
+        "drafted": 5, "plain_step_s": 0.05, "ttft_s": 1.0, "tt32t_s": 2.0, "tt64t_s": 3.0,
+        "arriving_bytes": [500_000, 500_000],
+    }  # fmt: skip
+    records = [
+        {**record, "series": "lynx", "stream_bytes": [500_000, 500_000]},
+        {**record, "series": "lynx_anchor", "stream_bytes": [500_000], "accepted": 0, "drafted": 0},
+    ]
+    layout = CacheLayout(layers=2, tokens=1, heads=1, key_size=64, value_size=64)
+    speed = {name: {"encode": 0.0, "decode": [0.0, 0.0]} for name in ("lynx", "lynx_anchor")}
+    slow = [{"model": "m", "tokens": 256, "rate_bps": 8e6, "series": "lynx", "times_longer": 2.0}]
+    unpaced = [
+        {"model": "m", "tokens": 128, "series": series, "ready_s": [0.3, 0.35]} for series in ("lynx", "lynx_anchor")
+    ]
+    given = ([*records], {"m": {"256": {"1": 0.05, "65": 0.1}}}, {"m": speed}, {"m": layout})
+    lynx, anchor = checked(*given, {"receiving": slow, "unpaced": unpaced})
+    assert anchor["ttft_s"]["predicted"] == pytest.approx(0.6 + 0.6 / 4 + 0.1, abs=0.01), "0.6 s of coding, four pages"
+    assert lynx["ttft_s"]["predicted"] == anchor["ttft_s"]["predicted"]
+    assert anchor["tt32t_s"]["predicted"] < lynx["tt32t_s"]["predicted"]
+    plain = checked(*given, {"receiving": [], "unpaced": []})[1]
+    assert plain["ttft_s"]["predicted"] == pytest.approx(0.55, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("ends", "until", "found"),
+    [
+        ([0.0, 0.2, 0.4], 0.4, 2.0),
+        ([0.0, 0.2, 0.35], 0.3, 0.3 / (1.5 * 0.1)),
+        ([0.0, 0.05], 0.05, 1.0),
+        ([0.0], 0.0, 1.0),
+        ([1.0, 1.1], 0.9, 1.0),
+    ],
+)
+def test_how_much_longer_passes_take_is_counted_up_to_the_last_byte(
+    ends: list[float], until: float, found: float
+) -> None:
+    assert times_longer(ends, until, 0.1) == pytest.approx(found)
+
+
+def test_the_mean_of_the_middle_half_jumps_less_than_a_median() -> None:
+    assert middle_mean([1.0]) == 1.0
+    assert middle_mean([1.0, 1.0, 2.0, 2.0]) == 1.5
+    assert middle_mean([1.0, 1.0, 1.0, 100.0]) == 1.0
 
 
 def test_a_cache_whose_residual_is_empty_has_its_first_draft_verified_at_once() -> None:
