@@ -153,7 +153,7 @@ class Timing:
         cells: Cells,
         checked: str | None = None,
     ) -> list[dict[str, Any]]:
-        """One prompt with each of these codecs; which is first turns with the round. The text of `checked` is checked."""
+        """One prompt with each of these codecs, of which `checked` has its text checked; who is first turns, too."""
         first = turn % len(names)
         found = []
         for series in [*names[first:], *names[:first]]:

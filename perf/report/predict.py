@@ -118,8 +118,8 @@ def checked(
         passes: model -> length -> tokens of a pass -> seconds.
         speeds: model -> codec -> `codec_speeds`.
         layouts: model -> a layout of its cache, of any length.
-        calibrations: `receiving` and `unpaced` of the raw results (`calibrate`); without the former, a pass takes as long
-            while something arrives, without the latter `speeds` say how long coding takes.
+        calibrations: `receiving` and `unpaced` of the raw results (`calibrate`); without the former, a pass takes as
+            long while something arrives, without the latter `speeds` say how long coding takes.
     """
     found = []
     for model in values(transfers, "model"):

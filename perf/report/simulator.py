@@ -3,7 +3,8 @@
 1. Pages are encoded, sent and decoded one behind the other. A stream is in place when the slowest of the three has
    passed over all bytes up to its end, the first page was encoded before, and the last one is decoded behind.
 2. Tokens are drafted from when the first stream is in place until the last one is, `MAX_DRAFTS` at most; a pass takes
-   longer meanwhile, since receiving needs a core and the interpreter, too. So many of them stand as did for a recorded prompt: a time is computed for every prompt, and averaged.
+   longer meanwhile, since receiving needs a core and the interpreter, too. So many of the drafts stand as did for a
+   recorded prompt: a time is computed for every prompt, and averaged.
 3. One pass over the drafts verifies them and gives a token more; the rest is decoded plainly.
 
 Everything in it is measured where it was measured (`Parts`): seconds of a pass by its number of tokens, seconds
