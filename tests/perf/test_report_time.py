@@ -133,7 +133,7 @@ def test_a_model_of_a_shape_has_it_and_is_the_same_each_time(monkeypatch: pytest
 def test_the_part_of_the_device_is_whole_where_its_model_is_tiny_and_on_the_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = ["int8", "lynx_anchor", "default"]
+    names = ["lynx_anchor", "default"]
     monkeypatch.setattr(sys.modules[measure_device.__module__], "coded", lambda _: names)
     cells = Cells(tmp_path, {})
     work = measure_device("cpu", 1, cells, Progress(), name="tiny", tokens=256, rates_bps=(1e9,))
@@ -143,7 +143,7 @@ def test_the_part_of_the_device_is_whole_where_its_model_is_tiny_and_on_the_cpu(
     assert all(one["tokens"] == 256 and len(one["token_times_s"]) == 64 for one in made["transfers"])
     assert all(one["equal_qfull"] is None for one in made["transfers"]), "noise proves nothing"
     assert cells.made == 1 + len(made["transfers"])
-    assert made["left_out"] == ["bf16", "int4", "cachegen", "lynx"]
+    assert made["left_out"] == ["bf16", "int8", "int4", "cachegen", "lynx"]
 
 
 def test_a_device_is_not_asked_for_what_it_has_no_kernels_for() -> None:
