@@ -27,7 +27,7 @@ from lynx_net.errors import BackendMissingError, LocalProtocolError, LynxError
 from perf.report.scope import FULL, QUICK, Progress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
 MODELS = ("smollm2", "gemma3")
@@ -113,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _writer(*, raw_will_do: bool) -> Callable[[dict[str, Any], Path], Path]:
+def _writer(*, raw_will_do: bool) -> Callable[[Mapping[str, Any], Path], Path]:
     """What writes the page, or raw results alone if there is nothing to draw with and they will do."""
     try:
         from perf.report.build import write
@@ -122,7 +122,7 @@ def _writer(*, raw_will_do: bool) -> Callable[[dict[str, Any], Path], Path]:
             raise
         reason = str(error)
 
-        def write(results: dict[str, Any], folder: Path) -> Path:
+        def write(results: Mapping[str, Any], folder: Path) -> Path:
             folder.mkdir(parents=True, exist_ok=True)
             file = folder / "results.json"
             file.write_text(json.dumps(results, indent=1) + "\n", "utf-8")

@@ -96,8 +96,8 @@ def simulator_error(results: Results) -> Block:
     for one in found:
         cells = []
         for field in FIELDS:
-            measured = estimate(one[field]["measured"], "median")
-            cells.append(f"{one[field]['predicted']:.2f} / {measured.value:.2f} s ({error_of(one, field):+.1%})")
+            middle = estimate(one[field]["measured"], "median")
+            cells.append(f"{one[field]['predicted']:.2f} / {middle.value:.2f} s ({error_of(one, field):+.1%})")
         many = len(one["tt64t_s"]["measured"])
         spread = max(spread_of(one, field) for field in FIELDS)
         rows.append((_where(results, one), SERIES[one["series"]].label, *cells, f"± {spread:.1%} of {many}"))

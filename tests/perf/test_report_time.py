@@ -214,8 +214,8 @@ def test_where_nothing_can_be_drawn_the_device_is_measured_all_the_same(
     for module in (device, run):
         monkeypatch.setattr(module, "check_device", lambda _: None)
     monkeypatch.setattr(run, "load_corpus", lambda _: pytest.fail("needs no prose"))
-    monkeypatch.setattr(run.measure_device, "measure_device", measured)
-    monkeypatch.setattr(run.measure_device, "accelerator", lambda _: "a card")
+    monkeypatch.setattr("perf.report.measure_device.measure_device", measured)
+    monkeypatch.setattr("perf.report.measure_device.accelerator", lambda _: "a card")
     monkeypatch.setattr(run, "cache_folder", lambda: tmp_path)
     for name in [one for one in sys.modules if one.startswith(("matplotlib", "perf.report.build", "perf.report.fig"))]:
         monkeypatch.delitem(sys.modules, name)
