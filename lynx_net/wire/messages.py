@@ -8,7 +8,7 @@ Whatever a receiver refuses is refused at the sender as well, as a LocalProtocol
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import msgpack
 
@@ -263,7 +263,7 @@ def encode_message(message: Message) -> bytes:
     try:
         if not schema.flat:
             _check_nested(data)
-        packed: bytes = msgpack.packb(data)
+        packed = cast("bytes", msgpack.packb(data))
     except (TypeError, ValueError, OverflowError) as error:
         raise LocalProtocolError(f"a {message.tag} message cannot be packed: {error}") from error
     if len(packed) > MAX_CONTROL_BYTES:
