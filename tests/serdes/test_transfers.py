@@ -10,6 +10,7 @@ import pytest
 
 import lynx_net
 from lynx_net import CacheLayout, HostCache, LinkConfig
+from lynx_net.aio import link as link_module
 from lynx_net.errors import (
     CodecError,
     LocalProtocolError,
@@ -225,15 +226,17 @@ async def test_request_and_answer(make_cache: Any, same: Any) -> None:
     await answering
 
 
-async def test_a_transfer_offered_as_its_waiting_is_cancelled_is_cancelled(make_cache: Any) -> None:
+async def test_a_transfer_offered_as_its_waiting_is_cancelled_is_cancelled(
+    make_cache: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cache = make_cache()
     async with lynx_net.serve("tcp://127.0.0.1:0") as server, lynx_net.connect(server.url) as prefill:
         decode = await server.accept()
         asking = asyncio.create_task(decode.request("r"))
-        announce = decode._announce
+        announce = link_module._IN_LOOP[link_module._Taken]
 
-        def announce_and_cancel(incoming: Any) -> None:
-            announce(incoming)
+        def announce_and_cancel(link: Any, taken: Any) -> None:
+            announce(link, taken)
             asking.cancel()  # before the task has had its turn
 
         async def send(request: Any) -> None:
@@ -241,7 +244,7 @@ async def test_a_transfer_offered_as_its_waiting_is_cancelled_is_cancelled(make_
                 await cache.write_to(sending)
                 await sending.delivered
 
-        decode._announce = announce_and_cancel  # type: ignore[method-assign]
+        monkeypatch.setitem(link_module._IN_LOOP, link_module._Taken, announce_and_cancel)
         request = await anext(prefill.requests())
         with pytest.raises(lynx_net.errors.TransferAbortedError, match="nobody waits for it"):
             await send(request)
