@@ -1,7 +1,8 @@
 """lynx_net moves a KV cache so that decoding starts on half of its bits and is verified when the rest is in."""
 
-from lynx_net.aio.link import IncomingRequest, Link
+from lynx_net.aio.link import Link
 from lynx_net.aio.readiness import Readiness
+from lynx_net.aio.requests import IncomingRequest
 from lynx_net.aio.timeline import Observer, Timeline
 from lynx_net.aio.transfer import IncomingTransfer, Offer
 from lynx_net.errors import LynxError

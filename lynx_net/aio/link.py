@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from lynx_net.aio.inbox import Inbox
 from lynx_net.aio.pump import LoopPump, Pump
 from lynx_net.aio.recovery import FIRST_PAUSE_S, LaneRecovery
+from lynx_net.aio.requests import Asked, IncomingRequest
 from lynx_net.aio.threads import ThreadPump
 from lynx_net.aio.timeline import has_exact
 from lynx_net.aio.transfer import IncomingTransfer, Offer, OutgoingTransfer
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from lynx_net.wire.scheduler import SendBytes
     from lynx_net.wire.stats import LaneStats
 
-__all__ = ["IncomingRequest", "Link", "LinkParts", "MakeIncoming"]
+__all__ = ["Link", "LinkParts", "MakeIncoming"]
 
 logger = logging.getLogger("lynx_net")
 
@@ -113,19 +114,6 @@ class MakeIncoming(Protocol):
     def __call__(self, link: Link, transfer: int, offer: Offer) -> IncomingTransfer: ...
 
 
-class IncomingRequest:
-    """The peer asks for a cache: answer with a transfer of the same request id, or refuse."""
-
-    def __init__(self, link: Link, request_id: str, meta: dict[str, Any]) -> None:
-        self.link = link
-        self.id = request_id
-        self.meta = meta
-
-    def refuse(self, reason: str) -> None:
-        """Say no; the asking side gets RequestRefusedError with this reason."""
-        self.link.refuse(self.id, reason)
-
-
 class Link:
     """All lanes between two peers. Symmetric: either side sends, receives, asks and answers.
 
@@ -162,7 +150,7 @@ class Link:
         self._failure: asyncio.Future[LynxError] = self.loop.create_future()
         self._outgoing: dict[int, OutgoingTransfer] = {}
         self._incoming: dict[int, IncomingTransfer] = {}
-        self._asked: dict[str, asyncio.Future[IncomingTransfer]] = {}
+        self._asked = Asked()
         self._transfers: Inbox[IncomingTransfer] = Inbox()
         self._requests: Inbox[IncomingRequest] = Inbox()
         self._closing = False
@@ -201,19 +189,13 @@ class Link:
             LynxError: the link ended.
         """
         self._check_open()
-        if request_id in self._asked:
-            raise LocalProtocolError(f"request {request_id!r} is already waiting for an answer")
-        future: asyncio.Future[IncomingTransfer] = asyncio.get_running_loop().create_future()
-        with self.lock:
-            self.core.request(request_id, meta or {})
-            self._pump.wake()
-        self._asked[request_id] = future
-        try:
-            return await future
-        except asyncio.CancelledError:
-            if future.done() and not future.cancelled() and future.exception() is None:
-                future.result().cancel("nobody waits for it any more")  # offered in the turn that cancelled the waiting
-            raise
+
+        def send() -> None:
+            with self.lock:
+                self.core.request(request_id, meta or {})
+                self._pump.wake()
+
+        return await self._asked.ask(request_id, send)
 
     def refuse(self, request_id: str, reason: str) -> None:
         """Answer a request with no."""
@@ -485,10 +467,7 @@ class Link:
             with self.lock:
                 self.post(self.core.fail_all(error))
             self._drain()
-            for future in self._asked.values():
-                if not future.done():
-                    future.set_exception(error)
-            self._asked.clear()
+            self._asked.all_failed(error)
             self._transfers.end()
             self._requests.end()
             for incoming in receiving:
@@ -573,9 +552,8 @@ class Link:
         self._requests.put(self.make_request(event.request_id, event.meta))
 
     def _refused(self, event: RequestRefused) -> None:
-        future = self._asked.pop(event.request_id, None)
-        if future is not None and not future.done():
-            future.set_exception(RequestRefusedError(f"request {event.request_id!r} was refused: {event.reason}"))
+        error = RequestRefusedError(f"request {event.request_id!r} was refused: {event.reason}")
+        self._asked.failed(event.request_id, error)
 
     def _peer_closed(self, event: PeerClosed) -> None:
         self.pump_failed(ConnectionLostError(f"{self.peer} closed the link: {event.reason}"))
@@ -623,22 +601,14 @@ class Link:
             self._pump.wake()
 
     def _announce(self, event: _Taken) -> None:
-        incoming = event.incoming
-        future = self._asked.pop(incoming.offer.request_id, None)
-        if future is None:
-            self.on_offer(incoming)
-        elif future.cancelled():
-            incoming.cancel("nobody waits for it any more")
-        else:
-            future.set_result(incoming)
+        if not self._asked.offered(event.incoming):
+            self.on_offer(event.incoming)
 
     def _decline(self, event: _Declined) -> None:
         transfer, request_id, error = event.transfer, event.request_id, event.error
         logger.warning("declined the transfer of request %r from %s: %s", request_id, self.peer, error)
         self.abort(transfer, AbortCode.RECEIVER_FAILED, f"declined by the receiver: {error}")
-        future = self._asked.pop(request_id, None)
-        if future is not None and not future.done():
-            future.set_exception(error)
+        self._asked.failed(request_id, error)
 
     # ---- what is told of it
 

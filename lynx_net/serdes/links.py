@@ -13,8 +13,9 @@ from lynx_codec import CodecPlan, PageShape
 from lynx_codec.plan import DEFAULT_PLAN, PLAN, CodecTable
 from lynx_codec.registry import CodecBuilder
 from lynx_net.aio.endpoint import Endpoint, Server
-from lynx_net.aio.link import IncomingRequest, Link
+from lynx_net.aio.link import Link
 from lynx_net.aio.offload import run_blocking
+from lynx_net.aio.requests import IncomingRequest
 from lynx_net.errors import CodecError
 from lynx_net.serdes.deserializer import ReceivedTransfer
 from lynx_net.serdes.device import DeviceBuffers, Devices

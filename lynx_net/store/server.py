@@ -22,7 +22,8 @@ from lynx_net.wire.config import LinkConfig
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-    from lynx_net.aio.link import IncomingRequest, LinkParts
+    from lynx_net.aio.link import LinkParts
+    from lynx_net.aio.requests import IncomingRequest
     from lynx_net.aio.timeline import Observer
     from lynx_net.aio.transfer import Offer
     from lynx_net.store.store import ContextStore, HeldEntry
