@@ -39,6 +39,7 @@ class RawSink:
         self.port: int = self._server.getsockname()[1]
         self._lock = threading.Lock()
         self._open: dict[socket.socket, threading.Thread] = {}
+        """Who swallows of which connection. Those that are done stay until another comes, so that all are joined."""
         self._closing = False
         self._acceptor = threading.Thread(target=self._accept, name="lynx_net-doctor-sink", daemon=True)
 
@@ -70,6 +71,7 @@ class RawSink:
                 time.sleep(0.1)  # out of descriptors; the kernel keeps the connection in its queue
                 continue
             with self._lock:
+                self._open = {one: thread for one, thread in self._open.items() if thread.is_alive()}
                 if self._closing or len(self._open) >= MAX_CONNECTIONS:
                     sock.close()
                     continue
@@ -84,8 +86,6 @@ class RawSink:
             while count := sock.recv_into(buffer):
                 total += count
             sock.sendall(total.to_bytes(8, "little"))
-        with self._lock:
-            del self._open[sock]
         sock.close()
 
 
