@@ -214,6 +214,8 @@ class PackedArray:
             for page in self.pages
         ]
         codec = self.codec.for_heads(chosen)
+        if codec.grid_tokens != self.codec.grid_tokens:  # chunks may be narrower: those that only skip can go
+            pages = [_crop(codec, page, 0, page.tokens) for page in pages]
         return PackedArray(codec, len(chosen), self.head_size, pages, page_tokens=self.page_tokens)
 
     def first_streams(self, streams: int) -> PackedArray:
@@ -406,11 +408,11 @@ def _encode(
 
 def _crop(codec: Codec, page: PackedPage, first: int, last: int) -> PackedPage:
     """Tokens [first, last) of a page, as few bytes as the chunks allow."""
-    if first == 0 and last == page.tokens:
-        return page
     start, stop = page.skip + first, page.skip + last
     grid = codec.grid_tokens
     begin = start - start % grid if grid and page.shape.cut(start, stop).coded_tokens else start
+    if begin == 0 and stop == page.shape.tokens:
+        return page if start == page.skip else replace(page, skip=start)
     fine = sum(begin <= token < stop for token in codec.fine_tokens(page.streams, page.shape))
     left = page.shape.cut(begin, stop, fine)
     return PackedPage(codec.cut_page(page.streams, page.shape, begin, left), left, start - begin)

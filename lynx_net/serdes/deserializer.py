@@ -16,7 +16,7 @@ from lynx_net.serdes.decoder import HostDecoder, checked_array
 from lynx_net.serdes.device_decoder import DeviceDecoders
 from lynx_net.serdes.pages import LayerPages
 from lynx_net.serdes.sizes import TransferSizes
-from lynx_net.serdes.waiting import BATCH_PAGES, WaitingPages
+from lynx_net.serdes.waiting import BATCH_PAGES, WaitingPages, patience_bytes
 from lynx_net.wire.messages import AbortCode
 
 if TYPE_CHECKING:
@@ -122,10 +122,9 @@ class ReceivedTransfer(IncomingTransfer):
         if self._error is not None or state is None:
             return
         window = state.windows[stream].window
-        if self.pool is None:
-            limit_bytes = window // 4
-        else:  # batches for a device had better be whole; but there must be credit for whatever comes next
-            limit_bytes = window * 3 // 4 - 2 * min(state.segment_bytes, self._sizes.most(pages[0], stream))
+        limit_bytes = patience_bytes(window, state.largest_segment(stream))
+        if self.pool is None:  # batches for a device had better be whole
+            limit_bytes = min(limit_bytes, window // 4)
         due = False
         for page in pages:
             due |= self._waiting.add(page, stream, limit_bytes)
@@ -187,7 +186,7 @@ class ReceivedTransfer(IncomingTransfer):
             batch.started.append(self._decoders[array].start(arrived))
 
     def _device_run(self, link: Link) -> int:
-        """Pages of a run for a device: half of what the windows allow to come, or less, so that runs are alike."""
+        """Pages of a run for a device: what may wait for the rest of its run, or less, so that runs are alike."""
         config = link.core.config
         run_pages = DEVICE_BATCH_PAGES
         arrays = range(0, self._pages.per_layer, max(self._per_array, 1))
@@ -196,7 +195,10 @@ class ReceivedTransfer(IncomingTransfer):
             for first in arrays:
                 # Of a usual page: the last one of a cache may have many times its bytes, for its fine tokens.
                 usual = sorted(self._sizes.most(page, stream) for page in range(first, first + self._per_array))
-                run_pages = min(run_pages, window // 2 // max(usual[len(usual) // 2], 1))
+                usual_bytes = max(usual[len(usual) // 2], 1)
+                run_pages = min(
+                    run_pages, patience_bytes(window, min(config.segment_bytes, usual_bytes)) // usual_bytes
+                )
         runs = -(-self._per_array // max(run_pages, 1))
         return max(-(-self._per_array // max(runs, 1)), 1)
 

@@ -225,6 +225,10 @@ class ReceiveState:
         """The most bytes that a page can have in this stream."""
         return self._largest_bytes[stream]
 
+    def largest_segment(self, stream: int) -> int:
+        """The most bytes that a segment of this stream can have."""
+        return min(self.segment_bytes, self._largest_page(stream))
+
     def _page_bounds(self) -> tuple[list[int], Sequence[int | None]]:
         """Of each stream the most bytes that a page can have, and all pages together.
 
@@ -248,7 +252,7 @@ class ReceiveState:
             window = full
             if behind:
                 largest = self._largest_page(stream)
-                window = min(max(room_bytes, 2 * min(self.segment_bytes, largest)), full)
+                window = min(max(room_bytes, 2 * self.largest_segment(stream)), full)
                 room_bytes = max(room_bytes - largest * self._page_count, 0)
             self.windows[stream].window = window
             behind = behind or self.owes(stream)
@@ -455,7 +459,7 @@ class ReceiveState:
         self._arrived_pages[stream] += pages
         if self._early_window is not None and not self.owes(stream):
             self._set_windows(self._early_window)
-        self.windows[stream].held += total_bytes
+        self.windows[stream].hold(total_bytes)
 
     def _hand_out(self, page: _Page, index: int) -> list[PageArrived]:
         """What can be decoded of a page, one stream of which is whole now."""

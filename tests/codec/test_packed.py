@@ -126,6 +126,20 @@ def test_any_operations_in_any_order(data: st.DataObject, kind: str) -> None:
             assert page.shape.tokens <= 256
 
 
+def test_heads_with_narrower_chunks_lose_the_chunks_that_only_skip() -> None:
+    """The cut lies in the chunk of 64 of one head; the other head has chunks of 32."""
+    codec = get_codec("by_head", heads=[1, 1], codecs=["nested", "nested"], params=[{"chunk": 64}, {"chunk": 32}])
+    values = normal(128, 2, 4)
+    packed = PackedArray.encode(codec, values)
+    expected = packed.decode()
+    (page,) = packed.crop(40, 128).pages
+    assert page.skip == 40
+    for head, skip in ((0, 40), (1, 8)):
+        left = packed.crop(40, 128).select_heads([head])
+        assert left.pages[0].skip == skip
+        assert left.decode().tobytes() == expected[40:, [head]].tobytes()
+
+
 @pytest.mark.parametrize(("name", "params"), CODECS)
 @pytest.mark.parametrize("tail", [0, 60])
 def test_a_page_that_escaped(name: str, params: dict[str, Any], tail: int) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from lynx_net.serdes.waiting import BATCH_PAGES, WaitingPages
+from lynx_net.serdes.waiting import BATCH_PAGES, WaitingPages, patience_bytes
+from lynx_net.wire.credit import ReceiveWindow
 
 LAYERS, PER_LAYER = 3, 11
 
@@ -135,3 +136,62 @@ def test_little_credit_of_a_later_stream_makes_no_small_batches_while_earlier_pa
         pages.add(page, 0, 10**9)
     found = [pages.next(), pages.next()]
     assert [(batch.stream, batch.pages) for batch in found if batch] == [(0, [4, 5, 6, 7]), (1, [4])]
+
+
+@settings(deadline=None)
+@given(
+    st.booleans(),
+    st.integers(1, 12),
+    st.integers(1, 40),
+    st.integers(2, 12),
+    st.integers(0, 30),
+    st.integers(1, PER_LAYER),
+    st.integers(0, 2**32),
+)
+@example(True, 9, 32, 7, 5, 6, 9)  # hung while three quarters of a window were allowed to wait
+@example(True, 3, 27, 9, 22, 10, 26)
+def test_what_waits_never_keeps_the_credit_of_the_next_segment(
+    whole: bool, segment_bytes: int, most_bytes: int, segments: int, more_bytes: int, run_pages: int, seed: int
+) -> None:
+    """A sender with one window for pages of any sizes, in any order; the decoder comes when it is called, or late."""
+    rng = random.Random(seed)
+    largest_segment = min(segment_bytes, most_bytes)
+    window = ReceiveWindow(segments * largest_segment + more_bytes)
+    pages = WaitingPages(
+        streams=1,
+        pages_per_array=PER_LAYER,
+        arrays=LAYERS,
+        run_pages=run_pages,
+        whole=whole,
+        bytes_of=lambda page, stream: most_bytes,
+        most_runs=rng.randint(1, 4),
+    )
+    least_bytes = rng.choice((0, most_bytes))
+    sizes = [rng.randint(least_bytes, most_bytes) for _ in range(LAYERS * PER_LAYER)]
+    order = list(range(len(sizes)))
+    rng.shuffle(order)
+    called = False
+    decoded: set[int] = set()
+
+    def decode_all() -> None:
+        while (batch := pages.next()) is not None:
+            decoded.update(batch.pages)
+            window.consume(sum(sizes[page] for page in batch.pages))
+            window.next_limit()
+
+    window.next_limit()
+    for page in order:
+        left = sizes[page]
+        while left:
+            segment = min(left, segment_bytes)
+            if called and (segment > window.outstanding or rng.random() < 0.3):
+                decode_all()
+                called = False
+            assert segment <= window.outstanding, "sender and receiver wait for each other"
+            window.receive(segment)
+            window.next_limit()
+            left -= segment
+        window.hold(sizes[page])
+        called |= pages.add(page, 0, patience_bytes(window.window, largest_segment))
+    decode_all()
+    assert decoded == set(order)
