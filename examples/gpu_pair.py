@@ -25,7 +25,10 @@ from lynx_net.speculation import Done, decode
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-BUFFERS = lynx_net.DeviceBuffers(prepare=(0,))
+BUFFERS = lynx_net.DeviceBuffers(prepare=(0,), send_pinned_bytes=4 << 30, receive_pinned_bytes=4 << 30)
+"""Room for what waits of a long cache: residuals behind all anchors, and anchors for their residuals."""
+
+CONFIG = lynx_net.LinkConfig.for_devices()
 
 
 def make_model(layers: int) -> Any:
@@ -52,8 +55,8 @@ def prompt_of(tokens: int) -> list[int]:
     return [(7919 * index + 13) % 32000 for index in range(tokens + 1)]
 
 
-async def send(url: str, options: argparse.Namespace) -> None:
-    """The prefill process: compute the cache once, then send it as each codec."""
+async def send(url: str, pipe: Connection, options: argparse.Namespace) -> None:
+    """The prefill process: compute the cache once, then send it as each codec, when the other one is ready for it."""
     model = make_model(options.layers)
     ids = prompt_of(options.tokens)
     await asyncio.to_thread(prefill, model, ids[:256])  # what is compiled at first use
@@ -61,8 +64,11 @@ async def send(url: str, options: argparse.Namespace) -> None:
     made = await asyncio.to_thread(prefill, model, ids)
     print(f"prefill of {len(ids)} tokens: {time.monotonic() - began_s:.2f} s", flush=True)
     layout = layout_of(model.config, options.tokens, dtype="bfloat16", page_tokens=options.page_tokens)
-    async with lynx_net.connect(url, rate=options.rate, lanes=options.lanes, device_buffers=BUFFERS) as link:
-        for codec in options.codecs:
+    async with lynx_net.connect(
+        url, rate=options.rate, lanes=options.lanes, config=CONFIG, device_buffers=BUFFERS
+    ) as link:
+        for codec in options.codecs * 2:
+            await asyncio.to_thread(pipe.recv)
             chosen: dict[str, Any] = {} if codec == "default" else {"codec": codec}
             meta = {"codec": codec, "started_s": time.monotonic()}
             async with link.send(codec, layout, meta=meta, **chosen) as transfer:
@@ -100,10 +106,17 @@ async def receive(pipe: Connection, options: argparse.Namespace) -> None:
     warm = TransformersModel(model, ProgressiveCache(layout_of(model.config, 256, dtype="bfloat16"), device="cuda"))
     for count in (16, 1, 1):
         await asyncio.to_thread(warm.forward, [0] * count)
-    async with lynx_net.serve("tcp://127.0.0.1:0", allocate=allocate, device_buffers=BUFFERS) as server:
+    async with lynx_net.serve("tcp://127.0.0.1:0", allocate=allocate, config=CONFIG, device_buffers=BUFFERS) as server:
         pipe.send(server.url)
+        for codec in options.codecs:
+            pipe.send("ready")
+            transfer = await anext(aiter(server))
+            await transfer.complete
+            took_s = (transfer.complete.at_s or 0) - transfer.offer.meta["started_s"]
+            print(f"{codec:8} {took_s:.2f} s at its first use, when kernels are compiled or loaded", flush=True)
         for _ in options.codecs:
-            await answer(model, await anext(aiter(server)), options)  # type: ignore[arg-type]
+            pipe.send("ready")
+            await answer(model, await anext(aiter(server)), options)
 
 
 def run_receiver(pipe: Connection, options: argparse.Namespace) -> None:
@@ -117,7 +130,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=16384, help="of the prompt (default: 16384)")
     parser.add_argument("--layers", type=int, default=32, help="of the model (default: 32)")
     parser.add_argument("--rate", default="25Gbit", help="limit of the link (default: 25Gbit)")
-    parser.add_argument("--lanes", type=int, default=8, help="connections (default: 8)")
+    parser.add_argument("--lanes", type=int, default=4, help="connections (default: 4)")
     parser.add_argument("--page-tokens", type=int, default=1024, help="tokens of a page (default: 1024)")
     parser.add_argument("--new-tokens", type=int, default=32, help="tokens to decode (default: 32)")
     parser.add_argument("--codecs", nargs="+", default=["bf16", "int8", "int4", "lynx", "default"])
@@ -131,7 +144,7 @@ def main() -> int:
     process.start()
     there.close()
     try:
-        asyncio.run(send(here.recv(), options))
+        asyncio.run(send(here.recv(), here, options))
     except (lynx_net.LynxError, EOFError) as error:
         print(f"gpu_pair: {error or 'the decode process ended'}", file=sys.stderr)
         return 1

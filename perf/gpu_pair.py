@@ -49,11 +49,6 @@ SENDER_BUFFERS = DeviceBuffers(prepare=(0,), receive_pinned_bytes=0, send_pinned
 """All residuals of a long cache wait behind its anchors, and all anchors for its residuals."""
 
 SOURCE_BYTES = 64 << 20
-SEGMENT_BYTES = 9 << 18
-"""A stream of a page of 1,024 tokens in one segment, whatever the codec: what is cut costs the receiver more."""
-
-SETTINGS: dict[str, Any] = {"segment_bytes": SEGMENT_BYTES, "urgent_lane": False, "initial_credit_bytes": 16 << 20}
-"""Of both sides. All lanes take residuals, and a sender need not wait for the receiver's first answer."""
 
 
 def layout_of(tokens: int, page_tokens: int = 256) -> CacheLayout:
@@ -96,7 +91,7 @@ async def _receive(pipe: Connection, most_tokens: int, window_bytes: int, null: 
         def view(self, layer: int, kind: Any) -> Any:
             return first_tokens(whole.view(layer, kind), self._tokens)
 
-    config = LinkConfig(memory_bytes=64 << 30, residual_window_bytes=window_bytes, **SETTINGS)
+    config = LinkConfig.for_devices(memory_bytes=64 << 30, residual_window_bytes=window_bytes)
     bytes_side = endpoint(residual_window_bytes=window_bytes)
     bytes_server = await bytes_side.serve("tcp://127.0.0.1:0")
     async with lynx_net.serve(
@@ -257,7 +252,7 @@ def copies_gb_per_s(size_bytes: int = 1 << 28) -> dict[str, float]:
 
 async def measure(sender: Sender, options: argparse.Namespace) -> dict[str, Any]:
     """All transfers; the first of each codec is not counted."""
-    config = LinkConfig(residual_window_bytes=options.window_bytes, **SETTINGS)
+    config = LinkConfig.for_devices(residual_window_bytes=options.window_bytes)
     async with lynx_net.connect(sender.url, lanes=sender.lanes, config=config, device_buffers=SENDER_BUFFERS) as link:
         sender.link = link
         return await _measure(sender, options)
@@ -333,7 +328,7 @@ def main() -> None:
     parser.add_argument("--lanes", type=int, default=4)
     parser.add_argument("--page-tokens", type=int, default=1024)
     parser.add_argument("--null", action="store_true", help="without a device: what Python costs (perf/null_cuda.py)")
-    parser.add_argument("--window-bytes", type=int, default=64 << 20, help="of residuals, at the receiver")
+    parser.add_argument("--window-bytes", type=int, default=96 << 20, help="of residuals, at the receiver")
     options = parser.parse_args()
     if options.null:
         null_cuda.install()

@@ -65,6 +65,7 @@ class Pair:
         progress: Callable[[Progress], None],
         module: str = PREFILL_MODULE,
         config: lynx_net.LinkConfig | None = None,
+        device_buffers: lynx_net.DeviceBuffers | None = None,
     ) -> AsyncIterator[Pair]:
         """Start the server and the prefill process; leaving the block ends both, whatever happened inside.
 
@@ -72,10 +73,11 @@ class Pair:
             progress: called with what the prefill process tells about its work.
             module: what the prefill process runs; perf.report has one of its own.
             config: of the link; by default, that of the library with the deadline of the options.
+            device_buffers: of the server, if the cache is on a device; None for the library's own, prepared.
         """
         targets: dict[str, lynx_net.KVTarget] = {}
         config = config or lynx_net.LinkConfig(deadline_s=options.timeout_s)
-        buffers = lynx_net.DeviceBuffers(prepare=(0,)) if options.device == "cuda" else None
+        buffers = device_buffers or lynx_net.DeviceBuffers(prepare=(0,)) if options.device == "cuda" else None
 
         def allocate(offer: lynx_net.Offer) -> lynx_net.KVTarget:
             try:

@@ -17,7 +17,7 @@ import signal
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import lynx_net
@@ -42,12 +42,20 @@ if TYPE_CHECKING:
     from lynx_net.integrations.smollm2 import LoadedModel
     from lynx_net.integrations.transformers import Prefilled
 
-__all__ = ["main"]
+__all__ = ["DeviceSettings", "main"]
 
 T = TypeVar("T")
 
 _FIRST_TOKEN_DRAW = 1
 """Makes the draw of the first token independent of the decode loop's draws with the same seed."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSettings:
+    """How the link is opened if the cache is on a device. The deadline is that of the command."""
+
+    config: lynx_net.LinkConfig = field(default_factory=lynx_net.LinkConfig)
+    buffers: lynx_net.DeviceBuffers | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,11 +165,13 @@ async def _run(
     arguments: argparse.Namespace,
     executor: ThreadPoolExecutor,
     serve: Serve,
-    device_buffers: lynx_net.DeviceBuffers | None,
+    device: DeviceSettings,
 ) -> None:
     """Connect, then serve; the link's errors end it, and so does SIGTERM, with code 0."""
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, leave, 0)
-    config = lynx_net.LinkConfig(deadline_s=arguments.timeout_s)
+    on_device = arguments.device != "cpu"
+    config = device.config if on_device else lynx_net.LinkConfig()
+    config = dataclasses.replace(config, deadline_s=arguments.timeout_s)
 
     output = sys.stdout  # kept: libraries replace sys.stdout for moments while they are imported
 
@@ -170,22 +180,23 @@ async def _run(
             output.write(progress.to_line())
             output.flush()
 
-    buffers = None if arguments.device == "cpu" else device_buffers
     async with lynx_net.connect(
-        arguments.url, rate=arguments.rate, lanes=arguments.lanes, config=config, device_buffers=buffers
+        arguments.url,
+        rate=arguments.rate,
+        lanes=arguments.lanes,
+        config=config,
+        device_buffers=device.buffers if on_device else None,
     ) as link:
         await serve(link, tell, executor, arguments.device)
 
 
-def main(
-    argv: Sequence[str] | None = None, serve: Serve = _serve, device_buffers: lynx_net.DeviceBuffers | None = None
-) -> int:
+def main(argv: Sequence[str] | None = None, serve: Serve = _serve, device: DeviceSettings | None = None) -> int:
     """Run the prefill process; returns its exit code.
 
     Args:
         serve: answers the requests of a link, given also where to tell of progress, a thread for the model and a
            device.
-        device_buffers: of the link, if the cache is on a device; None for the library's own.
+        device: settings of the link if the cache is on a device; None for the library's own.
     """
     parser = argparse.ArgumentParser(prog="python -m lynx_net.demo.prefill_process", description=__doc__)
     parser.add_argument("--url", required=True, help="where the decode process listens, tcp://HOST:PORT")
@@ -199,7 +210,7 @@ def main(
     executor = ThreadPoolExecutor(1, "prefill")
     output = 2
     try:
-        run_loop(_run(arguments, executor, serve, device_buffers))
+        run_loop(_run(arguments, executor, serve, device or DeviceSettings()))
     except (ConnectionFailedError, ConnectionLostError, PeerTimeoutError) as error:
         output, sentence = arguments.terminal_fd, f"the decode process is gone: {error}"
     except LynxError as error:

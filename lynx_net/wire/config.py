@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from lynx_net.errors import LocalProtocolError
 from lynx_net.wire.frames import MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES
@@ -69,6 +70,26 @@ class LinkConfig:
             raise LocalProtocolError("memory_bytes, max_pending_offers and max_pending_requests must be positive")
         if self.send_queue_bytes < 1:
             raise LocalProtocolError("send_queue_bytes must be positive")
+
+    @classmethod
+    def for_devices(cls, **others: Any) -> LinkConfig:
+        """Settings for caches in the memory of accelerators on links above 10 Gbit/s (docs/gpu.md), for both sides.
+
+        Streams of pages of 1,024 tokens (8 heads of 128) are one segment each, batches of residuals have room, all
+        lanes carry them, and a sender need not wait for its first answer.
+
+        Args:
+            others: attributes that shall be different.
+        """
+        chosen: dict[str, Any] = {
+            "segment_bytes": 9 << 18,
+            "urgent_lane": False,
+            "initial_credit_bytes": 16 << 20,
+            "anchor_window_bytes": 64 << 20,
+            "residual_window_bytes": 96 << 20,
+            "early_residual_bytes": 8 << 20,
+        }
+        return cls(**(chosen | others))
 
     def segment_bytes_at(self, rate_bps: float | None) -> int:
         """Segment size on a link paced to this rate."""

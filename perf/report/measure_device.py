@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import lynx_gpu
 from lynx_net.demo.options import DemoOptions
 from lynx_net.demo.pair import Pair
+from lynx_net.serdes.device import DeviceBuffers
 from lynx_net.wire.config import LinkConfig
 from perf.report.calibrate import passes
 from perf.report.device import SHAPES, check_device, noise_prompt
@@ -37,11 +38,12 @@ RATES_BPS = (10e9, 25e9, 50e9)
 """The paper's, beside the rate of its ratio of transfer to compute."""
 
 _LANES = 4
-_LOWEST_RATE = "5Gbit"
-"""Segments are as small as this rate wants them."""
-
-_CONFIG = LinkConfig(deadline_s=SILENCE_S, residual_window_bytes=32 << 20)
 _WARM_RATE_BPS = 100e9
+"""Also that of the link when it opens, which segments are made for."""
+
+_CONFIG = LinkConfig.for_devices(deadline_s=SILENCE_S)
+_BUFFERS = DeviceBuffers(prepare=(0,), send_pinned_bytes=64 << 20, receive_pinned_bytes=4 << 30)
+"""Anchors are kept until their residuals are decoded."""
 
 
 def coded(device: str) -> list[str]:
@@ -83,12 +85,15 @@ async def measure_device(
     """
     check_device(device)
     options = DemoOptions(
-        rate=_LOWEST_RATE, lanes=_LANES, timeout_s=SILENCE_S, device="cuda" if device == "cuda" else "cpu"
+        rate=f"{_WARM_RATE_BPS / 1e9:g}Gbit",
+        lanes=_LANES,
+        timeout_s=SILENCE_S,
+        device="cuda" if device == "cuda" else "cpu",
     )
     records: list[dict[str, Any]] = []
     names = coded(device)
     timing = Timing(name, device)
-    async with Pair.open(options, lambda _: None, "perf.report.prefill_process", _CONFIG) as pair:
+    async with Pair.open(options, lambda _: None, "perf.report.prefill_process", _CONFIG, _BUFFERS) as pair:
         timing.pair = pair
 
         async def work() -> tuple[dict[str, float], float]:

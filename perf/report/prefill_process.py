@@ -15,9 +15,10 @@ import numpy as np
 
 from lynx_net.demo.exchange import STARTED_S, Progress
 from lynx_net.demo.options import DemoError
-from lynx_net.demo.prefill_process import main
+from lynx_net.demo.prefill_process import DeviceSettings, main
 from lynx_net.errors import TransferAbortedError
 from lynx_net.serdes.device import DeviceBuffers
+from lynx_net.wire.config import LinkConfig
 from perf.report.device import SHAPES, load_shape
 from perf.report.series import SERIES, codec_plan
 
@@ -37,8 +38,10 @@ _MOST_TOKENS = 1 << 15
 _PAGE_TOKENS, _DEVICE_PAGE_TOKENS = 256, 1024
 """Of a page in host memory, the library's own, and on a device (docs/gpu.md, what to set)."""
 
-_DEVICE_BUFFERS = DeviceBuffers(prepare=(0,), receive_pinned_bytes=0, send_pinned_bytes=4 << 30)
-"""All residuals of a long cache wait behind its anchors."""
+_DEVICE = DeviceSettings(
+    LinkConfig.for_devices(), DeviceBuffers(prepare=(0,), receive_pinned_bytes=0, send_pinned_bytes=4 << 30)
+)
+"""What docs/gpu.md advises; all residuals of a long cache wait behind its anchors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,4 +169,4 @@ async def serve(
 
 
 if __name__ == "__main__":
-    sys.exit(main(serve=serve, device_buffers=_DEVICE_BUFFERS))
+    sys.exit(main(serve=serve, device=_DEVICE))
