@@ -342,7 +342,7 @@ class Server(Generic[LinkT]):
     def _take_up(self, hello: Hello, half_open: _HalfOpen) -> None:
         lanes = [half_open.lanes[index] for index in range(hello.lanes)]
         link = self._endpoint.start_link(hello.link, hello, lanes, dial=None)
-        link.on_offer = self._transfers.put
+        link.events.on_offer = self._transfers.put
         # A server whose links nobody accepts must not keep those that are over.
         self._new_links.forget(lambda one: one.error is not None)
         self._new_links.put(link)

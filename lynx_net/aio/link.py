@@ -1,18 +1,17 @@
-"""A link at run time: what users call, and what happens when the protocol core says that something has."""
+"""A link at run time: what users, transfers and the pump call, and its own tasks."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import threading
-from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from lynx_net.aio.inbox import Inbox
+from lynx_net.aio.events import LinkEvents
 from lynx_net.aio.pump import LoopPump, Pump
 from lynx_net.aio.recovery import FIRST_PAUSE_S, LaneRecovery
-from lynx_net.aio.requests import Asked, IncomingRequest
+from lynx_net.aio.requests import IncomingRequest
 from lynx_net.aio.threads import ThreadPump
 from lynx_net.aio.timeline import has_exact
 from lynx_net.aio.transfer import IncomingTransfer, Offer, OutgoingTransfer
@@ -21,36 +20,23 @@ from lynx_net.errors import (
     LocalProtocolError,
     LynxError,
     PeerTimeoutError,
-    RequestRefusedError,
-    TransferAbortedError,
 )
-from lynx_net.wire.events import (
-    OfferReceived,
-    PeerClosed,
-    RequestReceived,
-    RequestRefused,
-    TransferAccepted,
-    TransferDelivered,
-    TransferFailed,
-)
-from lynx_net.wire.messages import AbortCode
 from lynx_net.wire.pacing import parse_rate
-from lynx_net.wire.receiving import LayerReady, PageArrived, PagesArrived, StreamReady, TransferComplete
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 
+    from lynx_net.aio.events import MakeIncoming
     from lynx_net.aio.timeline import Observer, Timeline
     from lynx_net.transport import Lane
     from lynx_net.wire.connection import LinkCore
-    from lynx_net.wire.events import Event
     from lynx_net.wire.frames import SegmentHeader
     from lynx_net.wire.grants import Grant
     from lynx_net.wire.layout import CacheLayout
     from lynx_net.wire.scheduler import SendBytes
     from lynx_net.wire.stats import LaneStats
 
-__all__ = ["Link", "LinkParts", "MakeIncoming"]
+__all__ = ["Link", "LinkParts"]
 
 logger = logging.getLogger("lynx_net")
 
@@ -88,32 +74,6 @@ class LinkParts:
     observers: Sequence[Observer] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _Taken:
-    """An offer has its receiving end; who asked for it is to be told."""
-
-    incoming: IncomingTransfer
-
-
-@dataclass(frozen=True, slots=True)
-class _Declined:
-    """An offer has none."""
-
-    transfer: int
-    request_id: str
-    error: LynxError
-
-
-class MakeIncoming(Protocol):
-    """Makes the receiving end of an offered transfer; raises LynxError to decline it.
-
-    Called in the event loop; where the link accepts in threads, in any thread and with the lock of all links, so that
-    the data behind an offer does not wait for the loop.
-    """
-
-    def __call__(self, link: Link, transfer: int, offer: Offer) -> IncomingTransfer: ...
-
-
 class Link:
     """All lanes between two peers. Symmetric: either side sends, receives, asks and answers.
 
@@ -135,29 +95,20 @@ class Link:
         self._observers = parts.observers
         self.error: LynxError | None = None
         self.peer_incarnation = parts.peer_incarnation
-        self._make_incoming = make_incoming
-        self._accept_in_threads = accept_in_threads
         self._pump: Pump = LoopPump(self) if any(lane.plain_socket is None for lane in lanes) else ThreadPump(self)
         self._recovery = LaneRecovery(self, self._pump, parts.dial)
         self.loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
-        self._events: deque[Event | _Taken | _Declined] = deque()
-        self._at_once: dict[type, Callable[[Link, Any], None]] = _AT_ONCE_IN_THREADS if accept_in_threads else _AT_ONCE
-        self._draining = False
+        self.events = LinkEvents(self, self._pump, make_incoming, accept_in_threads=accept_in_threads)
+        self.post = self.events.post
+        """Handles events of the core, for any thread."""
         self._waking = False
         self._waiting_for_room: set[int] = set()
         self._waiting_for_few: dict[int, int] = {}
         self._failure: asyncio.Future[LynxError] = self.loop.create_future()
-        self._outgoing: dict[int, OutgoingTransfer] = {}
-        self._incoming: dict[int, IncomingTransfer] = {}
-        self._asked = Asked()
-        self._transfers: Inbox[IncomingTransfer] = Inbox()
-        self._requests: Inbox[IncomingRequest] = Inbox()
         self._closing = False
         self._ended = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self.on_offer: Callable[[IncomingTransfer], None] = self._transfers.put
-        """Where unasked transfers go; a server points it at its own queue."""
 
     @property
     def is_failed(self) -> bool:
@@ -172,11 +123,11 @@ class Link:
     # ---- what users call
 
     def __aiter__(self) -> AsyncIterator[IncomingTransfer]:
-        return self._transfers.iterate()
+        return self.events.transfers.iterate()
 
     def requests(self) -> AsyncIterator[IncomingRequest]:
         """The peer's requests, one by one, until the link ends."""
-        return self._requests.iterate()
+        return self.events.requests.iterate()
 
     async def request(self, request_id: str, meta: dict[str, Any] | None = None) -> IncomingTransfer:
         """Ask the peer for a cache and return the transfer it offers.
@@ -195,7 +146,7 @@ class Link:
                 self.core.request(request_id, meta or {})
                 self._pump.wake()
 
-        return await self._asked.ask(request_id, send)
+        return await self.events.asked.ask(request_id, send)
 
     def refuse(self, request_id: str, reason: str) -> None:
         """Answer a request with no."""
@@ -235,7 +186,7 @@ class Link:
                 exact=has_exact(tuple(stream_names or ())),
             )
             stats = self.core.outgoing.stats(transfer)
-            outgoing = self._outgoing[transfer] = OutgoingTransfer(self, transfer, offer, stats, stream_names)
+            outgoing = self.events.outgoing[transfer] = OutgoingTransfer(self, transfer, offer, stats, stream_names)
             self._wake_soon()
         return outgoing
 
@@ -304,7 +255,7 @@ class Link:
 
     def timelines(self) -> list[Timeline]:
         """Of all transfers that have not ended, as they stand now. Call it in the event loop."""
-        return [transfer.timeline() for transfer in (*self._outgoing.values(), *self._incoming.values())]
+        return [transfer.timeline() for transfer in (*self.events.outgoing.values(), *self.events.incoming.values())]
 
     # ---- what transfers call
 
@@ -314,7 +265,7 @@ class Link:
         """Queue streams of pages, in order: page, stream, data and rank of each. Those before an error are queued."""
         with self.lock:
             if not self.core.outgoing.is_open(transfer.id):
-                self._drain()  # why it has ended may not have been handled yet
+                self.events.drain()  # why it has ended may not have been handled yet
                 transfer.delivered.done()
             now, queued_bytes = self.clock(), 0
             for page, stream, data, rank in streams:
@@ -365,44 +316,23 @@ class Link:
             self.post(self.core.abort(transfer, code, reason, error))
             self._pump.wake()
         if threading.get_ident() == self._loop_thread:
-            self._drain()
+            self.events.drain()
 
     def granted(self, grant: Grant) -> None:
         """The credit book grants something to the peer; called with the lock."""
-        if grant.stream < 0 and (incoming := self._incoming.get(grant.transfer)) is not None:
+        if grant.stream < 0 and (incoming := self.events.incoming.get(grant.transfer)) is not None:
             incoming.accepted_at_s = self.clock()
         self.core.incoming.apply_grant(grant)
         self._pump.wake()
 
-    # ---- what the pump calls
-
-    def post(self, events: Sequence[Event | _Taken | _Declined]) -> None:
-        """Handle events of the core, in order; arrived pages here, the rest in the event loop. For any thread."""
-        with self.lock:
-            for event in events:
-                act = self._at_once.get(type(event))
-                if act is None:
-                    self._events.append(event)
-                else:
-                    act(self, event)
-            if self._pump.handling:
-                return
-            if self.core.scheduler.has_work():
-                self._pump.wake()
-            if not self._events or self._draining:
-                return
-            self._draining = True
-        if threading.get_ident() == self._loop_thread:
-            self.loop.call_soon(self._drain)
-        else:
-            self.loop.call_soon_threadsafe(self._drain)
+    # ---- what the pump calls, beside `post`
 
     def sent(self, batch: Sequence[SendBytes]) -> None:
         """Frames left; writers that waited for room go on. Called with the lock, from any thread."""
         if not self._waiting_for_room and not self._waiting_for_few:
             return
         for transfer in {chosen.transfer for chosen in batch}:
-            outgoing = None if transfer is None else self._outgoing.get(transfer)
+            outgoing = None if transfer is None else self.events.outgoing.get(transfer)
             if transfer is None or outgoing is None:
                 continue
             few = self._waiting_for_few.get(transfer)
@@ -461,15 +391,15 @@ class Link:
             timer.cancel()
             self._recovery.stop()
             await self._pump.stop()
-            self._drain()
+            self.events.drain()
             self.error = error
-            receiving = list(self._incoming.values())
+            receiving = list(self.events.incoming.values())
             with self.lock:
                 self.post(self.core.fail_all(error))
-            self._drain()
-            self._asked.all_failed(error)
-            self._transfers.end()
-            self._requests.end()
+            self.events.drain()
+            self.events.asked.all_failed(error)
+            self.events.transfers.end()
+            self.events.requests.end()
             for incoming in receiving:
                 await incoming.closed()
             self._log_end(error)
@@ -500,119 +430,14 @@ class Link:
         with self.lock:
             return self.core.liveness.is_silent(self.clock())
 
-    # ---- events
-
-    def _drain(self) -> None:
-        self._draining = False
-        while self._events:
-            event = self._events.popleft()
-            _IN_LOOP[type(event)](self, event)
-
-    # At once and with the lock, in any thread: waking the loop for a page costs more than receiving it.
-
-    def _page_arrived(self, event: PageArrived) -> None:
-        if (incoming := self._incoming.get(event.transfer)) is not None:
-            incoming.page_arrived(event.page, event.stream)
-
-    def _pages_arrived(self, event: PagesArrived) -> None:
-        if (incoming := self._incoming.get(event.transfer)) is not None:
-            incoming.pages_arrived(event.pages, event.stream)
-
-    def _accepted(self, event: TransferAccepted) -> None:
-        if (outgoing := self._outgoing.get(event.transfer)) is not None:
-            outgoing.accepted_at_s = self.clock()
-
-    # In the event loop, in order.
-
-    def _layer_ready(self, event: LayerReady) -> None:
-        self._incoming[event.transfer].mark_layer(event.layer, event.stream)
-
-    def _stream_ready(self, event: StreamReady) -> None:
-        self._incoming[event.transfer].mark_stream(event.stream)
-
-    def _complete(self, event: TransferComplete) -> None:
-        incoming = self._incoming.pop(event.transfer)
-        self._transfer_ended(incoming, None)
-        incoming.mark_complete()
-
-    def _delivered(self, event: TransferDelivered) -> None:
-        outgoing = self._outgoing.pop(event.transfer)
-        if outgoing.accepted_at_s is None:
-            outgoing.accepted_at_s = self.clock()
-        self._transfer_ended(outgoing, None)
-        outgoing.delivered.set(self.clock())
-
-    def _failed(self, event: TransferFailed) -> None:
-        ended = self._outgoing.pop(event.transfer, None) or self._incoming.pop(event.transfer, None)
-        if ended is not None:
-            self._transfer_ended(ended, event.error)
-            ended.fail(event.error)
-
-    def _requested(self, event: RequestReceived) -> None:
-        self._requests.put(self.make_request(event.request_id, event.meta))
-
-    def _refused(self, event: RequestRefused) -> None:
-        error = RequestRefusedError(f"request {event.request_id!r} was refused: {event.reason}")
-        self._asked.failed(event.request_id, error)
-
-    def _peer_closed(self, event: PeerClosed) -> None:
-        self.pump_failed(ConnectionLostError(f"{self.peer} closed the link: {event.reason}"))
+    # ---- what its events call
 
     def make_request(self, request_id: str, meta: dict[str, Any]) -> IncomingRequest:
         """Hook for subclasses with a richer request."""
         return IncomingRequest(self, request_id, meta)
 
-    def _take(self, event: OfferReceived) -> None:
-        """Make the receiving end of an offer and accept it. In the event loop, or in any thread with the lock.
-
-        Whoever calls it then handles the events that it adds.
-        """
-        message, layout = event.offer, event.layout
-        offer = Offer(
-            message.request_id,
-            layout,
-            message.codec,
-            message.codec_params,
-            message.streams,
-            message.meta,
-            message.first_token,
-        )
-        try:
-            incoming = self._make_incoming(self, message.transfer, offer)
-        except LynxError as error:
-            self._events.append(_Declined(message.transfer, message.request_id, error))
-            return
-        except Exception as error:
-            # Not ours to handle, but neither peer must wait for an answer that never comes because of it.
-            logger.exception("the application failed at the offer of request %r from %s", offer.request_id, self.peer)
-            self._events.append(_Declined(message.transfer, message.request_id, TransferAbortedError(repr(error))))
-            return
-        with self.lock:
-            self._incoming[message.transfer] = incoming
-            self._events.append(_Taken(incoming))
-            now, sizes, exact = self.clock(), incoming.sizes, has_exact(incoming.stream_names)
-            if not layout.page_count:
-                incoming.accepted_at_s = now  # there is nothing to reserve
-            taken = self.core.incoming.take(
-                *(message, layout, sizes, incoming.need_bytes, now, incoming.stats), exact=exact, pool=incoming.pool
-            )
-            if taken:
-                self.post(taken)
-            self._pump.wake()
-
-    def _announce(self, event: _Taken) -> None:
-        if not self._asked.offered(event.incoming):
-            self.on_offer(event.incoming)
-
-    def _decline(self, event: _Declined) -> None:
-        transfer, request_id, error = event.transfer, event.request_id, event.error
-        logger.warning("declined the transfer of request %r from %s: %s", request_id, self.peer, error)
-        self.abort(transfer, AbortCode.RECEIVER_FAILED, f"declined by the receiver: {error}")
-        self._asked.failed(request_id, error)
-
-    # ---- what is told of it
-
-    def _transfer_ended(self, transfer: IncomingTransfer | OutgoingTransfer, error: LynxError | None) -> None:
+    def transfer_ended(self, transfer: IncomingTransfer | OutgoingTransfer, error: LynxError | None) -> None:
+        """A transfer has ended, well or not: nobody waits for room in it, and observers are told. In the event loop."""
         transfer.ended_at_s = self.clock()
         transfer.error = error
         self._waiting_for_room.discard(transfer.id)
@@ -626,6 +451,8 @@ class Link:
         else:
             logger.info("%s", timeline.describe())
         self._tell(lambda observer: observer.transfer_ended(self, timeline))
+
+    # ---- what is told of it
 
     def _log_end(self, error: LynxError) -> None:
         up_s = max(self.clock() - self.opened_at_s, 1e-9)
@@ -655,29 +482,3 @@ class Link:
             raise self.error
         if self._closing:
             raise LocalProtocolError(f"the link to {self.peer} is being closed")
-
-
-_AT_ONCE: dict[type, Callable[[Link, Any], None]] = {
-    PageArrived: Link._page_arrived,
-    PagesArrived: Link._pages_arrived,
-    TransferAccepted: Link._accepted,
-}
-"""What is done about an event in the thread that posts it; all others wait for the loop."""
-
-_AT_ONCE_IN_THREADS: dict[type, Callable[[Link, Any], None]] = {**_AT_ONCE, OfferReceived: Link._take}
-"""Where offers are accepted in threads."""
-
-_IN_LOOP: dict[type, Callable[[Link, Any], None]] = {
-    LayerReady: Link._layer_ready,
-    StreamReady: Link._stream_ready,
-    TransferComplete: Link._complete,
-    OfferReceived: Link._take,
-    _Taken: Link._announce,
-    _Declined: Link._decline,
-    TransferDelivered: Link._delivered,
-    TransferFailed: Link._failed,
-    RequestReceived: Link._requested,
-    RequestRefused: Link._refused,
-    PeerClosed: Link._peer_closed,
-}
-"""What the loop does about an event."""

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from lynx_codec import PackedCache
-    from lynx_net.aio.link import LinkParts, MakeIncoming
+    from lynx_net.aio.events import MakeIncoming
+    from lynx_net.aio.link import LinkParts
     from lynx_net.aio.timeline import Observer
     from lynx_net.aio.transfer import Offer, OutgoingTransfer
     from lynx_net.serdes.target import KVTarget

@@ -71,8 +71,8 @@ def check_empty(*links: Any) -> None:
     for link in links:
         core, book = link.core, link.core.incoming._book
         assert core.open_transfers() == []
-        assert not link._incoming
-        assert not link._outgoing
+        assert not link.events.incoming
+        assert not link.events.outgoing
         assert not core.liveness.receiving
         assert not core.liveness.sending
         assert not core.scheduler._queues
@@ -255,7 +255,7 @@ async def test_asking(moment: Moment, cache: Any, same: Any) -> None:
             with pytest.raises(lynx_net.errors.RequestRefusedError):
                 await served.request("refuse me")
             await asyncio.sleep(1)
-            assert not served._asked
+            assert not served.events.asked
             answering.cancel()
             await asyncio.wait([answering])
             await check_usable(cache, same, server, served, link)

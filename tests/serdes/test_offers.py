@@ -48,7 +48,7 @@ class ReadOnly(HostCache):
 
 def _sent_bytes(link: Any) -> int:
     """Data bytes that left, whatever was queued."""
-    return sum(sum(outgoing.stats.stream_bytes) for outgoing in link._outgoing.values())
+    return sum(sum(outgoing.stats.stream_bytes) for outgoing in link.events.outgoing.values())
 
 
 async def test_device_memory_that_cannot_be_used(make_cache: Any) -> None:

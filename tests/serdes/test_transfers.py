@@ -10,7 +10,7 @@ import pytest
 
 import lynx_net
 from lynx_net import CacheLayout, HostCache, LinkConfig
-from lynx_net.aio import link as link_module
+from lynx_net.aio import events as link_events
 from lynx_net.errors import (
     CodecError,
     LocalProtocolError,
@@ -233,10 +233,10 @@ async def test_a_transfer_offered_as_its_waiting_is_cancelled_is_cancelled(
     async with lynx_net.serve("tcp://127.0.0.1:0") as server, lynx_net.connect(server.url) as prefill:
         decode = await server.accept()
         asking = asyncio.create_task(decode.request("r"))
-        announce = link_module._IN_LOOP[link_module._Taken]
+        announce = link_events._IN_LOOP[link_events._Taken]
 
-        def announce_and_cancel(link: Any, taken: Any) -> None:
-            announce(link, taken)
+        def announce_and_cancel(events: Any, taken: Any) -> None:
+            announce(events, taken)
             asking.cancel()  # before the task has had its turn
 
         async def send(request: Any) -> None:
@@ -244,13 +244,13 @@ async def test_a_transfer_offered_as_its_waiting_is_cancelled_is_cancelled(
                 await cache.write_to(sending)
                 await sending.delivered
 
-        monkeypatch.setitem(link_module._IN_LOOP, link_module._Taken, announce_and_cancel)
+        monkeypatch.setitem(link_events._IN_LOOP, link_events._Taken, announce_and_cancel)
         request = await anext(prefill.requests())
         with pytest.raises(lynx_net.errors.TransferAbortedError, match="nobody waits for it"):
             await send(request)
         with pytest.raises(asyncio.CancelledError):
             await asking
-        assert not decode._incoming
+        assert not decode.events.incoming
 
 
 async def test_meta_and_first_token_travel(make_cache: Any) -> None:
