@@ -55,7 +55,7 @@ def prompt_of(tokens: int) -> list[int]:
     return [(7919 * index + 13) % 32000 for index in range(tokens + 1)]
 
 
-async def send(url: str, pipe: Connection, options: argparse.Namespace) -> None:
+async def send(url: str, pipe: Any, options: argparse.Namespace) -> None:
     """The prefill process: compute the cache once, then send it as each codec, when the other one is ready for it."""
     model = make_model(options.layers)
     ids = prompt_of(options.tokens)

@@ -1,11 +1,13 @@
 """What the simulator is told of this machine, each measured by itself and none of it in a transfer that is compared.
 
 1. Forward passes by their number of tokens (`passes`), with nothing else going on.
-2. How long each stream takes to be in place on a link without a limit (`unpaced_s`): the slowest of encoder, loopback
-   and decoder, as they run beside each other in two processes.
+2. How long each stream takes to be in place where the link is not what limits it (`coding_s`): the slowest of encoder,
+   loopback and decoder, as they run beside each other in two processes, and beside a pacer that wakes for each segment.
 3. As many times longer as a pass takes while the streams behind the first one arrive (`receiving`): two processes
    share few cores, and one interpreter has one lock. Nobody drafts there: passes follow each other, and
    passes with nothing on the link follow them at once.
+
+Transfers are looked at as often (`Timing.watched`) as those that are compared.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from lynx_net.integrations.transformers import TransformersModel
     from perf.report.measure_time import Timing
 
-__all__ = ["DRAFTING", "PASSES", "passes", "receiving", "times_longer", "unpaced_s"]
+__all__ = ["DRAFTING", "PASSES", "coding_s", "passes", "receiving", "times_longer"]
 
 PASSES = (1, 8, 16, 24, 32, 65)
 """Tokens of the forward passes that are timed."""
@@ -32,9 +34,12 @@ DRAFTING = ("lynx", "default")
 """Codecs of more than one stream."""
 
 _UNPACED_BPS = 100e9
-_UNPACED_ROUNDS = 2
-_ENOUGH_PASSES = 8
-_MOST_TRANSFERS = 4
+_CODING_ROUNDS = 2
+_LINK_SHARE = 0.5
+"""Of the time that coding takes, the bytes need so much at the rate of the link."""
+
+_ENOUGH_PASSES = 16
+_MOST_TRANSFERS = 8
 _IDLE_PASSES = 3
 
 
@@ -52,15 +57,24 @@ def passes(model: TransformersModel, tokens: int, repeats: int = 3) -> dict[str,
     return found
 
 
-async def unpaced_s(timing: Timing, series: str, prompt: Sequence[int]) -> list[float]:
-    """Seconds until each stream is in place on a link without a limit, nothing being decoded; medians."""
+async def coding_s(timing: Timing, series: str, prompt: Sequence[int]) -> list[float]:
+    """Seconds until each stream is in place, nothing being decoded, on a link that needs half of them; medians."""
+    ready_s, stream_bytes = await _ready_s(timing, series, prompt, _UNPACED_BPS)
+    ready_s, _ = await _ready_s(timing, series, prompt, 8 * stream_bytes / (_LINK_SHARE * ready_s[-1]))
+    return ready_s
+
+
+async def _ready_s(timing: Timing, series: str, prompt: Sequence[int], rate_bps: float) -> tuple[list[float], int]:
+    """Seconds until each stream is in place at this rate, medians; also returns the bytes of all streams."""
     found: list[list[float]] = []
-    for _ in range(_UNPACED_ROUNDS):
-        _, transfer = await timing.request(series, prompt, _UNPACED_BPS)
-        await transfer.complete
-        began_s = transfer.offer.meta[STARTED_S]
+    total_bytes = 0
+    for _ in range(_CODING_ROUNDS):
+        _, transfer = await timing.request(series, prompt, rate_bps)
+        async with timing.watched(transfer):
+            await transfer.complete
+        began_s, total_bytes = transfer.offer.meta[STARTED_S], transfer.stats.total_bytes
         found.append([_at_s(transfer.stream_ready(at)) - began_s for at in range(len(transfer.stream_names))])
-    return [statistics.median(one) for one in zip(*found, strict=True)]
+    return [statistics.median(one) for one in zip(*found, strict=True)], total_bytes
 
 
 async def receiving(timing: Timing, series: str, prompt: Sequence[int], rate_bps: float) -> float:
@@ -76,12 +90,13 @@ async def receiving(timing: Timing, series: str, prompt: Sequence[int], rate_bps
             model.forward([0])
             model.truncate(tokens)
 
-        await transfer.anchor_ready
-        ends = [time.monotonic()]
-        while not transfer.residual_ready.done():
-            await loop.run_in_executor(timing.thread, once)
-            ends.append(time.monotonic())
-        await transfer.complete
+        async with timing.watched(transfer):
+            await transfer.anchor_ready
+            ends = [time.monotonic()]
+            while not transfer.residual_ready.done():
+                await loop.run_in_executor(timing.thread, once)
+                ends.append(time.monotonic())
+            await transfer.complete
         began_s = time.monotonic()
         for _ in range(_IDLE_PASSES):
             await loop.run_in_executor(timing.thread, once)

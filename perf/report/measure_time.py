@@ -20,31 +20,34 @@ from lynx_net.demo.pair import Pair
 from lynx_net.integrations.transformers import ProgressiveCache, TransformersModel, layout_of
 from lynx_net.speculation import Done, Draft, decode
 from lynx_net.wire.frames import HEADER_BYTES
-from perf.report.calibrate import DRAFTING, passes, receiving, unpaced_s
+from perf.report.calibrate import DRAFTING, coding_s, passes, receiving
 from perf.report.prefill_process import TransferRequest, dtype_of, load_model
 from perf.report.scope import PAPER_RESIDUAL_TOKENS
 from perf.report.series import SERIES, AnchorOnly, codec_plan
 from perf.report.tasks import make_task
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import AsyncIterator, Iterator, Sequence
 
     from lynx_net import IncomingTransfer, Readiness
     from perf.report.cells import Cells
     from perf.report.corpus import Corpus
     from perf.report.scope import Progress, Scope
 
-__all__ = ["SILENCE_S", "SOURCES", "Timing", "reference_rate_bps", "spent", "time_model"]
+__all__ = ["CALIBRATION_SOURCES", "SILENCE_S", "SOURCES", "Timing", "reference_rate_bps", "spent", "time_model"]
 
 SOURCES = (
     "codec/lynx_codec",
     "lynx_net",
-    "perf/report/calibrate.py",
+    "perf/report/calibrate.py:passes",
     "perf/report/measure_time.py",
     "perf/report/prefill_process.py",
     "perf/report/series.py",
 )
-"""What a time depends on, beside the machine."""
+"""What a transfer's times depend on, beside the machine."""
+
+CALIBRATION_SOURCES = (*SOURCES, "perf/report/calibrate.py")
+"""What the simulator is told depends on these."""
 
 NEW_TOKENS = 64
 """Also the most drafts, as in the paper."""
@@ -102,14 +105,9 @@ class Timing:
         """One transfer and what was decoded from it; `check` decodes plainly behind it and compares the texts."""
         loop = asyncio.get_running_loop()
         model, transfer = await self.request(series, prompt, rate_bps)
-        polled: list[tuple[float, int]] = []
-        watching = asyncio.create_task(_watch(transfer, polled))
-        try:
+        async with self.watched(transfer) as polled:
             done, draft_times = await self._decode(series, model, transfer, prompt)
             await transfer.complete
-        finally:
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
         anchor_only = SERIES[series].stage == "anchor"
         began_s: float = transfer.offer.meta[STARTED_S]
         times = [at_s - began_s for at_s in done.token_times_s]
@@ -143,6 +141,18 @@ class Timing:
         if check:
             equal = again == list(done.tokens)
         return {**record, "plain_step_s": again_s / again_tokens, "equal_qfull": equal, **spent(record)}
+
+    @staticmethod
+    @contextlib.asynccontextmanager
+    async def watched(transfer: IncomingTransfer) -> AsyncIterator[list[tuple[float, int]]]:
+        """Note how many bytes of the first stream were in when, until the block is left."""
+        polled: list[tuple[float, int]] = []
+        watching = asyncio.create_task(_watch(transfer, polled))
+        try:
+            yield polled
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
 
     async def round_of(
         self,
@@ -246,12 +256,15 @@ def reference_rate_bps(layout_tokens: int, config: Any, pass_s: dict[str, float]
 
 
 async def time_model(
-    name: str, corpus: Corpus, scope: Scope, cells: Cells, progress: Progress, *, sweep: bool
+    name: str, corpus: Corpus, scope: Scope, cells: Cells, calibration_cells: Cells, progress: Progress, *, sweep: bool
 ) -> dict[str, Any]:
     """All transfers of one model: the reference, and with `sweep` other lengths and rates.
 
+    Args:
+        cells, calibration_cells: of transfers, and of what `calibrate` measures.
+
     Returns:
-        `transfers`, `passes` (seconds of forward passes by length), `reference`, `shape`, `receiving` and `unpaced` of
+        `transfers`, `passes` (seconds of forward passes by length), `reference`, `shape`, `receiving` and `coding` of
         the raw results.
     """
     timing = Timing(name, "cpu")
@@ -276,7 +289,7 @@ async def time_model(
     # Settings of one prompt stand together, so that it is prefilled once.
     turns = sorted((tokens, turn, rate, rounds) for tokens, rate, rounds in plan for turn in range(rounds))
     records: list[dict[str, Any]] = []
-    calibrations: dict[str, list[dict[str, Any]]] = {"receiving": [], "unpaced": []}
+    calibrations: dict[str, list[dict[str, Any]]] = {"receiving": [], "coding": []}
     # Segments are as small as the lowest rate wants them, whatever the rate of a transfer is.
     options = DemoOptions(rate=f"{min(rate for _, rate, _ in plan) / 1e6:g}Mbit", timeout_s=SILENCE_S)
 
@@ -289,8 +302,9 @@ async def time_model(
                 checked = "default" if at_reference else None
                 records.extend(await timing.round_of(list(SERIES), prompt, rate, turn, cells, checked))
                 if turn == 0:
-                    for what, made in (await _calibrated(timing, name, prompt, rate, cells, at_reference)).items():
-                        calibrations[what] += made
+                    made = await _calibrated(timing, name, prompt, rate, calibration_cells, at_reference)
+                    for what, found in made.items():
+                        calibrations[what] += found
             progress.tell(
                 f"{name}: transfers of {tokens} tokens at {rate / 1e6:g} Mbit/s, round {turn + 1} of {rounds}; "
                 f"about {left.seconds / 60:.0f} min left for {name}"
@@ -310,11 +324,11 @@ async def time_model(
 
 
 async def _calibrated(
-    timing: Timing, name: str, prompt: Sequence[int], rate_bps: float, cells: Cells, unpaced: bool
+    timing: Timing, name: str, prompt: Sequence[int], rate_bps: float, cells: Cells, coding: bool
 ) -> dict[str, list[dict[str, Any]]]:
-    """What `calibrate` measures for this length and rate, with `unpaced` also that without a rate."""
+    """What `calibrate` measures for this length and rate, with `coding` also how long that takes."""
     tokens = len(prompt) - 1
-    found: dict[str, list[dict[str, Any]]] = {"receiving": [], "unpaced": []}
+    found: dict[str, list[dict[str, Any]]] = {"receiving": [], "coding": []}
     for series in DRAFTING:
         where: dict[str, Any] = {"model": name, "tokens": tokens, "rate_bps": rate_bps, "series": series}
         key = {"what": "receiving", **where}
@@ -323,14 +337,14 @@ async def _calibrated(
             held = await receiving(timing, series, prompt, rate_bps)
             cells.put(key, held)
         found["receiving"].append({**where, "times_longer": held})
-    for series in SERIES if unpaced else ():
+    for series in SERIES if coding else ():
         where = {"model": name, "tokens": tokens, "series": series}
-        key = {"what": "unpaced", **where}
+        key = {"what": "coding", **where}
         held = cells.held(key)
         if held is None:
-            held = await unpaced_s(timing, series, prompt)
+            held = await coding_s(timing, series, prompt)
             cells.put(key, held)
-        found["unpaced"].append({**where, "ready_s": held})
+        found["coding"].append({**where, "ready_s": held})
     return found
 
 

@@ -27,7 +27,7 @@ TITLES = {"smollm2": "SmolLM2-135M", "gemma3": "Gemma 3 270M"}
 SCALING_MODEL = "smollm2"
 
 PARTS: Mapping[str, tuple[str, ...]] = {
-    "time": ("transfers", "passes", "reference", "shapes", "speeds", "sends", "receiving", "unpaced"),
+    "time": ("transfers", "passes", "reference", "shapes", "speeds", "sends", "receiving", "coding"),
     "quality": QUALITY_FIELDS,
     "peers": ("peers", "transports"),
     "device": ("device",),
@@ -35,7 +35,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
 """Which fields of the raw results belong to which part."""
 
 _EMPTY: Mapping[str, Any] = {
-    **dict.fromkeys(("transfers", "sends", "receiving", "unpaced", "peers", *QUALITY_FIELDS), ()),
+    **dict.fromkeys(("transfers", "sends", "receiving", "coding", "peers", *QUALITY_FIELDS), ()),
     **{name: {} for name in ("passes", "reference", "shapes", "speeds", "device")},
     "transports": {"mib": [], "figures": {}},
 }

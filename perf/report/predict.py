@@ -118,23 +118,29 @@ def checked(
         passes: model -> length -> tokens of a pass -> seconds.
         speeds: model -> codec -> `codec_speeds`.
         layouts: model -> a layout of its cache, of any length.
-        calibrations: `receiving` and `unpaced` of the raw results (`calibrate`); without the former, a pass takes as
+        calibrations: `receiving` and `coding` of the raw results (`calibrate`); without the former, a pass takes as
             long while something arrives, without the latter `speeds` say how long coding takes.
     """
     found = []
     for model in values(transfers, "model"):
         mine = only(transfers, model=model)
         for tokens, rate in sorted({(one["tokens"], one["rate_bps"]) for one in mine}):
-            # Codecs take turns, so all of them had the same machine; four tokens behind one transfer say little of it.
-            step_s = middle_mean([one["plain_step_s"] for one in only(mine, tokens=tokens, rate_bps=rate)])
+            # Codecs take turns in a round, so all of them had the same machine; four tokens behind one transfer say
+            # little of it.
+            of_round: dict[int, list[float]] = {}
+            for one in only(mine, tokens=tokens, rate_bps=rate):
+                of_round.setdefault(one["number"], []).append(one["plain_step_s"])
             for series in SERIES:
                 records = only(mine, tokens=tokens, rate_bps=rate, series=series)
                 if records:
                     slower = _times_longer(calibrations["receiving"], model, tokens, rate, series)
-                    speed = _speed(calibrations["unpaced"], model, series, records[0]) or speeds[model][series]
+                    speed = _speed(calibrations["coding"], model, series, records[0]) or speeds[model][series]
                     pass_s = {int(count): at_s for count, at_s in passes[model][str(tokens)].items()}
-                    pass_s = {count: at_s * step_s / pass_s[1] for count, at_s in pass_s.items()}
-                    guesses = [_predict(one, pass_s, slower, speed, layouts[model]) for one in records]
+                    guesses = []
+                    for one in records:
+                        longer = middle_mean(of_round[one["number"]]) / pass_s[1]
+                        then_s = {count: at_s * longer for count, at_s in pass_s.items()}
+                        guesses.append(_predict(one, then_s, slower, speed, layouts[model]))
                     times = {
                         field: {
                             "predicted": statistics.median(guess[at] for guess in guesses),
@@ -164,9 +170,9 @@ def _times_longer(receiving: Sequence[Record], model: str, tokens: int, rate_bps
     return float(found[0]) if found else 1.0
 
 
-def _speed(unpaced: Sequence[Record], model: str, series: str, like: Record) -> dict[str, Any] | None:
+def _speed(coding: Sequence[Record], model: str, series: str, like: Record) -> dict[str, Any] | None:
     """Seconds a value takes through encoder, loopback and decoder, by stream, in the form of `codec_speeds`."""
-    found = only(unpaced, model=model, series=series)
+    found = only(coding, model=model, series=series)
     if not found:
         return None
     values_ = like["values"] / like["tokens"] * found[0]["tokens"]

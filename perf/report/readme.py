@@ -27,20 +27,27 @@ _BLOCK = re.compile(r"<!-- evaluation: (\S+) -->\n(.*?)<!-- end of evaluation --
 def block_of(results: Mapping[str, Any], folder: str) -> str:
     """What stands between the comments for the results in a folder of the repository."""
     table = verdicts_of(results)
-    machine = results["machine"]
     rows = [table.header, ["---"] * len(table.header), *table.rows]
     lines = [f"| {' | '.join(row)} |" for row in rows]
     rounds = results["settings"]["scope"]["rounds"]
     samples = f"{rounds} transfers of each codec, 100 answers and more"
     if results["settings"]["quick"]:
         samples = "few samples a cell"
-    lines += [
-        "",
-        f"Made by `{results['command']}` on {results['date']}, {samples}, on {machine['processor']}, "
-        f"{machine['cores']} cores (load {machine['load_before']:g} before); medians, in brackets intervals of 95 %. "
-        f"All of it: [{folder}]({folder}).",
-    ]
+    made: dict[str, list[str]] = {}
+    for part, about in results["parts"].items():
+        made.setdefault(_how(about), []).append(part)
+    lines += ["", f"Medians of {samples}, in brackets intervals of 95 %. All of it: [{folder}]({folder}). Made by", ""]
+    lines += [f"- {how}: {', '.join(parts)}" for how, parts in made.items()]
     return "\n".join(lines) + "\n"
+
+
+def _how(about: Mapping[str, Any]) -> str:
+    """By which command a part was measured, when and where."""
+    machine = about["machine"]
+    where = f"{machine['processor']}, {machine['cores']} cores (load {machine['load_before']:g} before)"
+    if accelerator := machine.get("accelerator"):
+        where = f"{accelerator}, {where}"
+    return f"`{about['command']}` on {about['date']}, {where}"
 
 
 def published(readme: str) -> tuple[str, str]:

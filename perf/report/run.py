@@ -154,11 +154,12 @@ async def _time(run: _Run) -> tuple[dict[str, Any], Cells]:
     """All times; nothing else runs meanwhile."""
     known = {name: run.machine[name] for name in ("processor", "cores", "python", "packages")}
     cells = run.cells({"code": fingerprint(measure_time.SOURCES), "machine": known})
-    lists = ("transfers", "receiving", "unpaced")
+    calibration_cells = run.cells({"code": fingerprint(measure_time.CALIBRATION_SOURCES), "machine": known})
+    lists = ("transfers", "receiving", "coding")
     fields: dict[str, Any] = {name: {} for name in PARTS["time"]} | {name: [] for name in lists}
     for name in run.models:
         made = await measure_time.time_model(
-            name, run.prose, run.scope, cells, run.progress, sweep=name == SCALING_MODEL
+            name, run.prose, run.scope, cells, calibration_cells, run.progress, sweep=name == SCALING_MODEL
         )
         for field in lists:
             fields[field] += made[field]
@@ -176,6 +177,8 @@ async def _time(run: _Run) -> tuple[dict[str, Any], Cells]:
     fields["sends"] = await measure_concurrent.measure_concurrent(
         caches[run.models[0]], run.scope.text_tokens, run.scope.concurrent_rounds, cells, run.progress
     )
+    cells.made += calibration_cells.made
+    cells.reused += calibration_cells.reused
     return fields, cells
 
 

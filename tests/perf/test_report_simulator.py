@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import dataclasses
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lynx_net.demo.exchange import STARTED_S
 from lynx_net.errors import LocalProtocolError
 from lynx_net.serdes.split import Situation, expected_time_s
 from lynx_net.wire.layout import CacheLayout
-from perf.report.calibrate import times_longer
+from perf.report.calibrate import coding_s, times_longer
 from perf.report.predict import checked, middle_mean
 from perf.report.simulator import Case, relative_error, streams_ready_s, token_times_s
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
 
 CASE = Case(
     stream_bytes=(500_000, 500_000), values=1_000_000, pages=100, rate_bps=8e6, latency_s=0.0, encode_value_s=0.0,
@@ -104,7 +112,7 @@ def test_errors_are_relative_to_what_was_measured() -> None:
 
 def test_a_prediction_counts_headers_and_how_fast_the_machine_was_at_the_time() -> None:
     record = {
-        "model": "m", "tokens": 256, "rate_bps": 8e6, "series": "int8", "values": 1_000_000,
+        "model": "m", "number": 0, "tokens": 256, "rate_bps": 8e6, "series": "int8", "values": 1_000_000,
         "stream_bytes": [1_000_000],
         "wire_share": 1.25, "accepted": 0, "drafted": 0, "plain_step_s": 0.2, "ttft_s": 1.0, "tt32t_s": 2.0,
         "tt64t_s": 3.0,
@@ -115,11 +123,20 @@ def test_a_prediction_counts_headers_and_how_fast_the_machine_was_at_the_time() 
         {"m": {"256": {"1": 0.1, "65": 0.3}}},
         {"m": {"int8": {"encode": 0.0, "decode": [0.0]}}},
         {"m": layout},
-        {"receiving": [], "unpaced": []},
+        {"receiving": [], "coding": []},
     )
     assert found["ttft_s"]["predicted"] == pytest.approx(1.25 + 0.2, abs=0.01)
     assert found["tt32t_s"]["predicted"] == pytest.approx(1.25 + 32 * 0.2, abs=0.01)
     assert found["tt64t_s"]["measured"] == [3.0]
+    rounds = [record, *({**record, "number": number, "plain_step_s": 0.4} for number in (1, 2))]
+    (of_three,) = checked(
+        rounds,
+        {"m": {"256": {"1": 0.1, "65": 0.3}}},
+        {"m": {"int8": {"encode": 0.0, "decode": [0.0]}}},
+        {"m": layout},
+        {"receiving": [], "coding": []},
+    )
+    assert of_three["ttft_s"]["predicted"] == pytest.approx(1.25 + 0.4, abs=0.01), "each round at its own speed"
 
 
 def test_passes_take_longer_while_streams_behind_the_first_one_arrive() -> None:
@@ -137,8 +154,8 @@ def test_passes_take_longer_while_streams_behind_the_first_one_arrive() -> None:
 
 def test_calibrations_are_those_of_the_codec_and_count_for_both_of_its_stages() -> None:
     record = {
-        "model": "m", "tokens": 256, "rate_bps": 8e6, "values": 1_000_000, "wire_share": 1.0, "accepted": 5,
-        "drafted": 5, "plain_step_s": 0.05, "ttft_s": 1.0, "tt32t_s": 2.0, "tt64t_s": 3.0,
+        "model": "m", "number": 0, "tokens": 256, "rate_bps": 8e6, "values": 1_000_000, "wire_share": 1.0,
+        "accepted": 5, "drafted": 5, "plain_step_s": 0.05, "ttft_s": 1.0, "tt32t_s": 2.0, "tt64t_s": 3.0,
         "arriving_bytes": [500_000, 500_000],
     }  # fmt: skip
     records = [
@@ -148,15 +165,15 @@ def test_calibrations_are_those_of_the_codec_and_count_for_both_of_its_stages() 
     layout = CacheLayout(layers=2, tokens=1, heads=1, key_size=64, value_size=64)
     speed = {name: {"encode": 0.0, "decode": [0.0, 0.0]} for name in ("lynx", "lynx_anchor")}
     slow = [{"model": "m", "tokens": 256, "rate_bps": 8e6, "series": "lynx", "times_longer": 2.0}]
-    unpaced = [
+    coding = [
         {"model": "m", "tokens": 128, "series": series, "ready_s": [0.3, 0.35]} for series in ("lynx", "lynx_anchor")
     ]
     given = ([*records], {"m": {"256": {"1": 0.05, "65": 0.1}}}, {"m": speed}, {"m": layout})
-    lynx, anchor = checked(*given, {"receiving": slow, "unpaced": unpaced})
+    lynx, anchor = checked(*given, {"receiving": slow, "coding": coding})
     assert anchor["ttft_s"]["predicted"] == pytest.approx(0.6 + 0.6 / 4 + 0.1, abs=0.01), "0.6 s of coding, four pages"
     assert lynx["ttft_s"]["predicted"] == anchor["ttft_s"]["predicted"]
     assert anchor["tt32t_s"]["predicted"] < lynx["tt32t_s"]["predicted"]
-    plain = checked(*given, {"receiving": [], "unpaced": []})[1]
+    plain = checked(*given, {"receiving": [], "coding": []})[1]
     assert plain["ttft_s"]["predicted"] == pytest.approx(0.55, abs=0.01)
 
 
@@ -174,6 +191,35 @@ def test_how_much_longer_passes_take_is_counted_up_to_the_last_byte(
     ends: list[float], until: float, found: float
 ) -> None:
     assert times_longer(ends, until, 0.1) == pytest.approx(found)
+
+
+class PacedCoding:
+    """Stands for `Timing`: streams in place after 1 and 2 s, a tenth later beside a pacer; or when all has come."""
+
+    def __init__(self) -> None:
+        self.rates_bps: list[float] = []
+
+    async def request(self, series: str, prompt: list[int], rate_bps: float) -> tuple[None, Any]:
+        self.rates_bps.append(rate_bps)
+        slower = 1.1 if rate_bps < 1e9 else 1.0
+        ready = [max(at_s * slower, 8 * 1_000_000 / rate_bps) for at_s in (1.0, 2.0)]
+        complete: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        complete.set_result(None)
+        return None, SimpleNamespace(
+            complete=complete, stream_names=("anchor", "residual"), stats=SimpleNamespace(total_bytes=1_000_000),
+            offer=SimpleNamespace(meta={STARTED_S: 5.0}),
+            stream_ready=lambda stream: SimpleNamespace(at_s=5.0 + ready[stream]),
+        )  # fmt: skip
+
+    @contextlib.asynccontextmanager
+    async def watched(self, transfer: object) -> AsyncIterator[None]:
+        yield
+
+
+def test_coding_is_timed_beside_a_pacer_that_does_not_limit_it() -> None:
+    timing: Any = PacedCoding()
+    assert asyncio.run(coding_s(timing, "lynx", [1, 2])) == pytest.approx([1.1, 2.2])
+    assert timing.rates_bps[-1] == pytest.approx(8e6), "the bytes take half of the two seconds"
 
 
 def test_the_mean_of_the_middle_half_jumps_less_than_a_median() -> None:

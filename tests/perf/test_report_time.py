@@ -181,7 +181,7 @@ def test_transfers_of_noise_are_put_together_for_drafts_that_stood_elsewhere() -
 def test_rounds_of_the_rest_keep_their_share() -> None:
     less = FULL.with_rounds(12)
     assert (less.rounds, less.other_rounds, less.device_rounds) == (12, 12, 12)
-    assert (less.sweep_rounds, less.concurrent_rounds) == (3, 3)
+    assert (less.sweep_rounds, less.concurrent_rounds) == (5, 3)
     assert FULL.with_rounds(100) == dataclasses.replace(FULL, device_rounds=100)
     assert FULL.with_rounds(2).sweep_rounds == 2
 
