@@ -125,7 +125,7 @@ def _writer(*, raw_will_do: bool) -> Callable[[Mapping[str, Any], Path], Path]:
         def write(results: Mapping[str, Any], folder: Path) -> Path:
             folder.mkdir(parents=True, exist_ok=True)
             file = folder / "results.json"
-            file.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+            file.write_text(json.dumps(results, separators=(",", ":")) + "\n", "utf-8")
             print(f"perf.report: {reason}; draw elsewhere: python -m perf.report --from {file}", file=sys.stderr)
             return file
 

@@ -171,7 +171,7 @@ def write(results: Results, folder: Path) -> Path:
     for block in blocks:
         if block.svg is not None:
             (folder / f"{block.name}.svg").write_text(standalone(block.svg), "utf-8")
-    (folder / "results.json").write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+    (folder / "results.json").write_text(json.dumps(results, separators=(",", ":")) + "\n", "utf-8")
     (folder / "machine.json").write_text(json.dumps(results["machine"], indent=1) + "\n", "utf-8")
     page = folder / "index.html"
     page.write_text(render(results, blocks, verdicts_of(results), notes_of(results)), "utf-8")

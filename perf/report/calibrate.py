@@ -38,8 +38,8 @@ _CODING_ROUNDS = 2
 _LINK_SHARE = 0.5
 """Of the time that coding takes, the bytes need so much at the rate of the link."""
 
-_ENOUGH_PASSES = 16
-_MOST_TRANSFERS = 8
+_ENOUGH_PASSES = 12
+_MOST_TRANSFERS = 5
 _IDLE_PASSES = 3
 
 
