@@ -16,7 +16,8 @@ from lynx_net.serdes.decoder import HostDecoder, checked_array
 from lynx_net.serdes.device_decoder import DeviceDecoders
 from lynx_net.serdes.pages import LayerPages
 from lynx_net.serdes.sizes import TransferSizes
-from lynx_net.serdes.waiting import BATCH_PAGES, WaitingPages, patience_bytes
+from lynx_net.serdes.waiting import BATCH_PAGES, WaitingPages
+from lynx_net.wire.credit import patience_bytes
 from lynx_net.wire.messages import AbortCode
 
 if TYPE_CHECKING:

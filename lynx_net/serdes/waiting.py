@@ -8,19 +8,10 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["BATCH_PAGES", "Batch", "WaitingPages", "patience_bytes"]
+__all__ = ["BATCH_PAGES", "Batch", "WaitingPages"]
 
 BATCH_PAGES = 32
 """Pages decoded at once, at most; bounds how long an abort waits for the decoder."""
-
-
-def patience_bytes(window_bytes: int, segment_bytes: int) -> int:
-    """So many bytes of a stream may wait for the rest of their runs while the peer has segments of so many bytes.
-
-    The peer is granted more when what it has left and what is held here are half a window (`ReceiveWindow.grant_due`).
-    Were as much held as leaves less than a segment of that half, neither side would ever move.
-    """
-    return window_bytes // 2 - segment_bytes
 
 
 class Batch(NamedTuple):
@@ -75,7 +66,7 @@ class WaitingPages:
     def add(self, page: int, stream: int, limit_bytes: int) -> bool:
         """A page has come with streams 0 to `stream`; True if something is due.
 
-        So many waiting bytes of this stream hold back credit: at most `patience_bytes`.
+        So many waiting bytes of this stream hold back credit: at most `patience_bytes` (wire/credit.py).
         """
         array, position = divmod(page, self._per_array)
         run = array * self._runs_per_array + position // self.run_pages

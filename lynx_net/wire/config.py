@@ -80,6 +80,9 @@ class LinkConfig:
 
         Args:
             others: attributes that shall be different.
+
+        Raises:
+            LocalProtocolError: these settings cannot work.
         """
         chosen: dict[str, Any] = {
             "segment_bytes": 9 << 18,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from lynx_net.errors import FlowControlError, LocalProtocolError
 
-__all__ = ["ReceiveWindow", "SendWindow"]
+__all__ = ["ReceiveWindow", "SendWindow", "patience_bytes"]
 
 
 class SendWindow:
@@ -39,6 +39,15 @@ class SendWindow:
     def unuse(self, count: int) -> None:
         """Bytes that were not handed to a lane after all."""
         self.sent -= count
+
+
+def patience_bytes(window_bytes: int, segment_bytes: int) -> int:
+    """How many bytes may wait for what comes behind them, while segments have at most so many.
+
+    The peer is granted more when what it has left and what is held here are half a window (`ReceiveWindow.grant_due`).
+    Were as much held as leaves less than a segment of that half, neither side would ever move.
+    """
+    return window_bytes // 2 - segment_bytes
 
 
 class ReceiveWindow:

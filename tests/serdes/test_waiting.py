@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from lynx_net.serdes.waiting import BATCH_PAGES, WaitingPages, patience_bytes
-from lynx_net.wire.credit import ReceiveWindow
+from lynx_net.serdes.waiting import BATCH_PAGES, WaitingPages
+from lynx_net.wire.credit import ReceiveWindow, patience_bytes
 
 LAYERS, PER_LAYER = 3, 11
 
