@@ -107,10 +107,15 @@ class LinkEvents:
             if not self._waiting or self._draining:
                 return
             self._draining = True
-        if threading.get_ident() == self._loop_thread:
+        if self.in_loop:
             link.loop.call_soon(self.drain)
         else:
             link.loop.call_soon_threadsafe(self.drain)
+
+    @property
+    def in_loop(self) -> bool:
+        """Whether the caller runs in the thread of the event loop."""
+        return threading.get_ident() == self._loop_thread
 
     def drain(self) -> None:
         """Handle all events that wait for the event loop, in it."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -24,6 +23,7 @@ from lynx_net.errors import (
 from lynx_net.wire.pacing import parse_rate
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 
     from lynx_net.aio.events import MakeIncoming
@@ -98,7 +98,6 @@ class Link:
         self._pump: Pump = LoopPump(self) if any(lane.plain_socket is None for lane in lanes) else ThreadPump(self)
         self._recovery = LaneRecovery(self, self._pump, parts.dial)
         self.loop = asyncio.get_running_loop()
-        self._loop_thread = threading.get_ident()
         self.events = LinkEvents(self, self._pump, make_incoming, accept_in_threads=accept_in_threads)
         self.post = self.events.post
         """Handles events of the core, for any thread."""
@@ -315,7 +314,7 @@ class Link:
         with self.lock:
             self.post(self.core.abort(transfer, code, reason, error))
             self._pump.wake()
-        if threading.get_ident() == self._loop_thread:
+        if self.events.in_loop:
             self.events.drain()
 
     def granted(self, grant: Grant) -> None:
