@@ -207,15 +207,12 @@ class PackedArray:
         chosen = [operator.index(head) for head in heads]
         if not chosen or not all(0 <= head < self.heads for head in chosen):
             raise CodecError(f"heads {chosen} of {self.heads}")
-        pages = [
-            PackedPage(
-                self.codec.take_heads(page.streams, page.shape, chosen), page.shape.with_heads(len(chosen)), page.skip
-            )
-            for page in self.pages
-        ]
         codec = self.codec.for_heads(chosen)
-        if codec.grid_tokens != self.codec.grid_tokens:  # chunks may be narrower: those that only skip can go
-            pages = [_crop(codec, page, 0, page.tokens) for page in pages]
+        pages = []
+        for page in self.pages:
+            streams = self.codec.take_heads(page.streams, page.shape, chosen)
+            left = PackedPage(streams, page.shape.with_heads(len(chosen)), page.skip)
+            pages.append(_crop(codec, left, 0, left.tokens))  # chunks may be narrower: those that only skip can go
         return PackedArray(codec, len(chosen), self.head_size, pages, page_tokens=self.page_tokens)
 
     def first_streams(self, streams: int) -> PackedArray:
