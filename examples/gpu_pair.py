@@ -25,8 +25,11 @@ from lynx_net.speculation import Done, decode
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-BUFFERS = lynx_net.DeviceBuffers(prepare=(0,), send_pinned_bytes=4 << 30, receive_pinned_bytes=4 << 30)
-"""Room for what waits of a long cache: residuals behind all anchors, and anchors for their residuals."""
+SENDER_BUFFERS = lynx_net.DeviceBuffers(prepare=(0,), send_pinned_bytes=4 << 30, receive_pinned_bytes=0)
+"""All residuals of a long cache wait behind its anchors."""
+
+RECEIVER_BUFFERS = lynx_net.DeviceBuffers(prepare=(0,), send_pinned_bytes=64 << 20, receive_pinned_bytes=4 << 30)
+"""Anchors are kept until their residuals are decoded."""
 
 CONFIG = lynx_net.LinkConfig.for_devices()
 
@@ -65,7 +68,7 @@ async def send(url: str, pipe: Any, options: argparse.Namespace) -> None:
     print(f"prefill of {len(ids)} tokens: {time.monotonic() - began_s:.2f} s", flush=True)
     layout = layout_of(model.config, options.tokens, dtype="bfloat16", page_tokens=options.page_tokens)
     async with lynx_net.connect(
-        url, rate=options.rate, lanes=options.lanes, config=CONFIG, device_buffers=BUFFERS
+        url, rate=options.rate, lanes=options.lanes, config=CONFIG, device_buffers=SENDER_BUFFERS
     ) as link:
         for codec in options.codecs * 2:
             await asyncio.to_thread(pipe.recv)
@@ -106,7 +109,9 @@ async def receive(pipe: Connection, options: argparse.Namespace) -> None:
     warm = TransformersModel(model, ProgressiveCache(layout_of(model.config, 256, dtype="bfloat16"), device="cuda"))
     for count in (16, 1, 1):
         await asyncio.to_thread(warm.forward, [0] * count)
-    async with lynx_net.serve("tcp://127.0.0.1:0", allocate=allocate, config=CONFIG, device_buffers=BUFFERS) as server:
+    async with lynx_net.serve(
+        "tcp://127.0.0.1:0", allocate=allocate, config=CONFIG, device_buffers=RECEIVER_BUFFERS
+    ) as server:
         pipe.send(server.url)
         for codec in options.codecs:
             pipe.send("ready")
