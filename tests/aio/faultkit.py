@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import os
 from typing import TYPE_CHECKING, Any
 
 from lynx_net import CacheLayout, LinkConfig
@@ -160,3 +162,14 @@ class Wall:
                 await self._open.wait()
                 await target.send([buffer[:count]])
         target.close()
+
+
+async def descriptors_and_tasks() -> tuple[int, int]:
+    """How many there are, once that stays the same for half a second: earlier tests may leave some to close."""
+    counts: list[tuple[int, int]] = []
+    async with asyncio.timeout(30):
+        while len(counts) < 6 or len(set(counts[-6:])) > 1:
+            gc.collect()
+            counts.append((len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks())))
+            await asyncio.sleep(0.1)
+    return counts[-1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import signal
 import subprocess
@@ -12,6 +11,7 @@ import time
 from typing import Any
 
 import pytest
+from faultkit import descriptors_and_tasks
 
 import lynx_net
 from lynx_net import LinkConfig
@@ -310,17 +310,7 @@ async def test_files_and_threads_are_given_back(make_cache: Any) -> None:
                     await asyncio.wait([sending])
                     sending.exception()
 
-    async def settled() -> tuple[int, int]:
-        """Descriptors and tasks, once they stay the same for half a second: earlier tests may leave some to close."""
-        counts: list[tuple[int, int]] = []
-        async with asyncio.timeout(30):
-            while len(counts) < 6 or len(set(counts[-6:])) > 1:
-                gc.collect()
-                counts.append((len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks())))
-                await asyncio.sleep(0.1)
-        return counts[-1]
-
     await rounds(2)
-    before = await settled()
+    before = await descriptors_and_tasks()
     await rounds(20)
-    assert await settled() == before
+    assert await descriptors_and_tasks() == before

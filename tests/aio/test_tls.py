@@ -11,6 +11,7 @@ import ssl
 from typing import Any
 
 import pytest
+from faultkit import descriptors_and_tasks
 from securitykit import QUICK, Tap, address_of, logged, move, refused
 
 import lynx_net
@@ -300,11 +301,9 @@ async def test_tls_links_give_back_files_and_tasks(certificates: Any, make_cache
                 await refused(server.url.replace("tls", "tcp"))
 
     await rounds(1)
-    await asyncio.sleep(0.1)
-    before = len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks())
+    before = await descriptors_and_tasks()
     await rounds(8)
-    await asyncio.sleep(0.1)
-    assert (len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks())) == before
+    assert await descriptors_and_tasks() == before
 
 
 # ---- settings that cannot be used
