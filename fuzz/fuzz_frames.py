@@ -31,6 +31,7 @@ from lynx_net.wire.connection import LinkCore
 from lynx_net.wire.events import Event, OfferReceived, RequestReceived, TransferFailed
 from lynx_net.wire.frames import (
     HEADER_BYTES,
+    LAST,
     MAX_CONTROL_BYTES,
     SEGMENT,
     ControlFrame,
@@ -236,11 +237,11 @@ class Shelves:
             stream[at + 40 : at + 48], "little"
         ):
             return None
-        kind, number, following, length, transfer, page, offset, stream_bytes, zero, wanted = HEAD.unpack_from(
+        kind, number, following, length, transfer, page, offset, stream_bytes, flags, wanted = HEAD.unpack_from(
             stream, at
         )
         payload = stream[at + HEADER_BYTES : at + HEADER_BYTES + length]
-        if kind != SEGMENT or following or offset or zero or not len(payload) == length == stream_bytes:
+        if kind != SEGMENT or following or offset or flags > LAST or not len(payload) == length == stream_bytes:
             return None
         for index, (of, in_stream, buffer) in enumerate(self.lent):
             if (of, in_stream, buffer.nbytes) == (transfer, number, length):

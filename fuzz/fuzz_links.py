@@ -354,7 +354,11 @@ def _send(lane: int, side: Side, wires: list[Wire], middle: Middle) -> bool:
     chosen = side.core.outgoing.next_send(lane, side.now)
     if not isinstance(chosen, SendBytes):
         return False
-    middle.put(b"".join(bytes(part) for part in seal([chosen])), wires[lane], wires)
+    middle.put(
+        b"".join(bytes(part) for part in seal([chosen], not side.core.outgoing.has_next(lane, side.now))),
+        wires[lane],
+        wires,
+    )
     return True
 
 

@@ -156,7 +156,7 @@ static uint64_t hash_cold(void *running, const char *payload, size_t bytes)
     return lanes_hash_digest(running);
 }
 
-static void pack_header(unsigned char *to, const Item *item, Py_ssize_t following, void *running)
+static void pack_header(unsigned char *to, const Item *item, Py_ssize_t following, uint32_t flags, void *running)
 {
     to[0] = SEGMENT;
     to[1] = (unsigned char)item->stream;
@@ -166,7 +166,7 @@ static void pack_header(unsigned char *to, const Item *item, Py_ssize_t followin
     put32(to + 16, item->page);
     put32(to + 20, item->offset);
     put32(to + 24, item->stream_bytes);
-    put32(to + 28, 0);
+    put32(to + 28, flags);
     put64(to + 32, hash_cold(running, item->view.buf, (size_t)item->view.len));
     put64(to + 40, lanes_hash(to, SUMMED_BYTES));
 }
@@ -206,11 +206,12 @@ static int send_all(int fd, struct iovec *iov, size_t count, PyThreadState **sta
     return 0;
 }
 
-/* Hash, pack and send burst by burst: a payload is sent while it is in the cache. Called without the lock. Returns how
- * many items were sent: fewer than all, but `must` at least, if `stop` was set between two of them; -1 as send_all. */
+/* Hash, pack and send burst by burst: a payload is sent while it is in the cache. The last header has `last_flags`. Called
+ * without the lock. Returns how many items were sent: fewer than all, but `must` at least, if `stop` was set between two of
+ * them; -1 as send_all. */
 static Py_ssize_t send_items(int fd, const Item *items, Py_ssize_t count, Py_ssize_t max_burst, Py_ssize_t burst_bytes,
-                             Py_ssize_t must, const unsigned char *stop, unsigned char *headers, struct iovec *iov,
-                             void *running, PyThreadState **state)
+                             Py_ssize_t must, const unsigned char *stop, uint32_t last_flags, unsigned char *headers,
+                             struct iovec *iov, void *running, PyThreadState **state)
 {
     size_t filled = 0;
     Py_ssize_t waiting_bytes = 0;
@@ -225,7 +226,7 @@ static Py_ssize_t send_items(int fd, const Item *items, Py_ssize_t count, Py_ssi
             iov[filled++] = (struct iovec){headers, (size_t)(end - at) * HEADER_BYTES};
             waiting_bytes += bytes;
             for (; at < end; at++, headers += HEADER_BYTES) {
-                pack_header(headers, &items[at], end - 1 - at, running);
+                pack_header(headers, &items[at], end - 1 - at, at == count - 1 ? last_flags : 0, running);
                 iov[filled++] = (struct iovec){items[at].view.buf, (size_t)items[at].view.len};
             }
         }
@@ -241,9 +242,10 @@ static Py_ssize_t send_items(int fd, const Item *items, Py_ssize_t count, Py_ssi
     return count;
 }
 
-PyDoc_STRVAR(send_doc, "send(fd, batch, max_burst, burst_bytes, must, stop)\n--\n\n"
+PyDoc_STRVAR(send_doc, "send(fd, batch, max_burst, burst_bytes, must, stop, last)\n--\n\n"
                        "Put a list of SendBytes on a blocking socket, as the buffers of seal(); returns how many.\n\n"
-                       "They are not all, but the first `must` at least, if the byte `stop` is not 0 meanwhile.");
+                       "They are not all, but the first `must` at least, if the byte `stop` is not 0 meanwhile. `last` is\n"
+                       "of the header of the last.");
 
 static PyObject *lanes_send(PyObject *module, PyObject *args)
 {
@@ -251,7 +253,8 @@ static PyObject *lanes_send(PyObject *module, PyObject *args)
     PyObject *batch;
     Py_ssize_t max_burst, burst_bytes, must, taken = 0;
     Py_buffer stop;
-    if (!PyArg_ParseTuple(args, "iOnnny*:send", &fd, &batch, &max_burst, &burst_bytes, &must, &stop))
+    int last;
+    if (!PyArg_ParseTuple(args, "iOnnny*p:send", &fd, &batch, &max_burst, &burst_bytes, &must, &stop, &last))
         return NULL;
     PyObject *result = NULL;
     Item *items = NULL;
@@ -283,7 +286,8 @@ static PyObject *lanes_send(PyObject *module, PyObject *args)
         if (read_item(PyList_GetItem(batch, taken), &items[taken]) < 0)
             goto done;
     PyThreadState *state = PyEval_SaveThread();
-    Py_ssize_t sent = send_items(fd, items, count, max_burst, burst_bytes, must, stop.buf, headers, iov, running, &state);
+    Py_ssize_t sent = send_items(fd, items, count, max_burst, burst_bytes, must, stop.buf, last ? LAST : 0, headers,
+                                 iov, running, &state);
     int error = errno;
     PyEval_RestoreThread(state);
     if (sent >= 0) {

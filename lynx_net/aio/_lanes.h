@@ -15,7 +15,7 @@
 #include <sys/types.h>
 #include <sys/uio.h>
 
-enum { HEADER_BYTES = 48, SUMMED_BYTES = 40, SEGMENT = 2 };
+enum { HEADER_BYTES = 48, SUMMED_BYTES = 40, SEGMENT = 2, LAST = 1 /* a flag */ };
 enum { MAX_IOV = 512 };
 enum { LINGER_NS = 2000000 }; /* after this long a receive comes back with the payloads it has completed */
 

@@ -1,7 +1,9 @@
 from lynx_net.wire.lending import LentRun
 from lynx_net.wire.scheduler import SendBytes
 
-def send(fd: int, batch: list[SendBytes], max_burst: int, burst_bytes: int, must: int, stop: bytearray, /) -> int: ...
+def send(
+    fd: int, batch: list[SendBytes], max_burst: int, burst_bytes: int, must: int, stop: bytearray, last: bool, /
+) -> int: ...
 def receive(
     fd: int, payloads: list[memoryview], tail: memoryview, more: memoryview, wait_s: float, /
 ) -> tuple[int, list[int]]: ...

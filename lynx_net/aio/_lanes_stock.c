@@ -35,6 +35,7 @@ typedef struct {
 typedef struct {
     uint64_t transfer, checksum, sum;
     uint32_t page, stream, bytes;
+    int last; /* nothing follows it at once */
     size_t together_bytes;
     Loan *loan;
 } Segment;
@@ -309,7 +310,8 @@ static unsigned int get_following(const unsigned char *header)
 /* A whole stream of a page, in a header that is sound and says that so many follow; what it is to be in has to be seen. */
 static int read_header(const unsigned char *header, size_t following, Segment *segment)
 {
-    if (header[0] != SEGMENT || get_following(header) != following || get32(header + 28) != 0
+    uint32_t flags = get32(header + 28);
+    if (header[0] != SEGMENT || get_following(header) != following || flags > (following ? 0 : LAST)
         || lanes_hash(header, SUMMED_BYTES) != get64(header + 40))
         return 0;
     *segment = (Segment){
@@ -318,6 +320,7 @@ static int read_header(const unsigned char *header, size_t following, Segment *s
         .page = get32(header + 16),
         .stream = header[1],
         .bytes = get32(header + 4),
+        .last = flags == LAST,
     };
     return segment->bytes != 0 && get32(header + 20) == 0 && get32(header + 24) == segment->bytes;
 }
@@ -389,7 +392,7 @@ static void collect(Reader *self, size_t got)
         const Segment *last = &self->coming[self->taken - 1];
         int more = find_shelf(stock, last->transfer, last->stream, last->bytes) != NULL;
         int64_t took_ns = now - self->burst_began_ns;
-        self->pause_ns = !more ? 0 : took_ns < MOST_PAUSE_NS ? took_ns : MOST_PAUSE_NS;
+        self->pause_ns = !more || last->last ? 0 : took_ns < MOST_PAUSE_NS ? took_ns : MOST_PAUSE_NS;
         self->burst.count = self->burst.done = self->taken = 0;
     }
     pthread_mutex_unlock(&stock->mutex);

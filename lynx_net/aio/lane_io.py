@@ -36,11 +36,13 @@ _WAIT_ALL_MOST_BYTES = 1024 * 1024
 """Payloads received at once: what came before can be checked while the next ones arrive."""
 
 
-def python_send(sock: socket.socket, batch: list[SendBytes], must: int = 0, stop: bytearray = NEVER) -> int:
+def python_send(
+    sock: socket.socket, batch: list[SendBytes], must: int = 0, stop: bytearray = NEVER, last: bool = False
+) -> int:
     """`send_batch` without the extension."""
     sent = done = waiting_bytes = 0
     waiting: list[memoryview] = []
-    for count, buffers in seal_bursts(batch):
+    for count, buffers in seal_bursts(batch, last):
         done += count
         waiting += map(memoryview, buffers)
         waiting_bytes += sum([len(one.data) for one in batch[done - count : done]])
@@ -118,7 +120,7 @@ class SendBatch(Protocol):
     """`LaneIo.send_batch`."""
 
     def __call__(
-        self, sock: socket.socket, batch: list[SendBytes], must: int = ..., stop: bytearray = ..., /
+        self, sock: socket.socket, batch: list[SendBytes], must: int = ..., stop: bytearray = ..., last: bool = ..., /
     ) -> int: ...
 
 
@@ -130,7 +132,9 @@ class LaneIo(NamedTuple):
 
     send_batch: SendBatch
     """Put these on the socket, sealed; returns when the kernel has all of it, and how many these are: all, but where
-    the stop byte is set, which is looked at once in `BURST_BYTES`, and the first `must` are sent. Raises OSError."""
+    the stop byte is set, which is looked at once in `BURST_BYTES`, and the first `must` are sent. Raises OSError.
+
+    `last` goes into the header of the last of them."""
 
     receive_payloads: Callable[[socket.socket, list[memoryview], memoryview, memoryview, float], tuple[int, list[int]]]
     """Fill `payloads` in order, waiting for them, then what is there of `tail`; without payloads wait for that.
@@ -152,8 +156,10 @@ PYTHON = LaneIo("Python", python_send, python_receive)
 def native(lanes: ModuleType) -> LaneIo:
     """The implementation of the built extension `lynx_net.aio._lanes`."""
 
-    def send_batch(sock: socket.socket, batch: list[SendBytes], must: int = 0, stop: bytearray = NEVER) -> int:
-        sent: int = lanes.send(sock.fileno(), batch, MAX_BURST, BURST_BYTES, must, stop)
+    def send_batch(
+        sock: socket.socket, batch: list[SendBytes], must: int = 0, stop: bytearray = NEVER, last: bool = False
+    ) -> int:
+        sent: int = lanes.send(sock.fileno(), batch, MAX_BURST, BURST_BYTES, must, stop, last)
         return sent
 
     def receive_payloads(

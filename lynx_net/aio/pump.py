@@ -167,10 +167,11 @@ class LoopPump(Pump):
             now = owner.clock()
             with owner.lock:
                 chosen = owner.core.outgoing.next_send(index, now)
+                last = not owner.core.outgoing.has_next(index, now)
             match chosen:
                 case SendBytes():
                     lane.mark(class_of(chosen))
-                    await lane.send(seal([chosen]))
+                    await lane.send(seal([chosen], last))
                     with owner.lock:
                         owner.sent([chosen])
                 case WaitUntil(at_s):

@@ -85,6 +85,8 @@ class _Connection:
         """The core's byte: not 0 when the rest of what is being sent should be asked for again."""
         self.run: list[SendBytes] = []
         """The end of what is being sent, which may be stopped."""
+        self.last = False
+        """There was nothing more to send when it was chosen."""
         self.error: LynxError | None = None
         self.running = 0
         self.threads: list[threading.Thread] = []
@@ -154,10 +156,12 @@ class ThreadPump(Pump):
 
     def _send_here(self, connection: _Connection) -> None:
         """Send what is small in the thread that made it, with the lock: waking the other one takes longer."""
-        owner = self.owner
-        batch = owner.core.outgoing.send_small(_SMALL_BYTES, owner.clock())
-        for part in _parts(connection.lane, batch):
-            buffers = seal(part)
+        owner, now = self.owner, self.owner.clock()
+        batch = owner.core.outgoing.send_small(_SMALL_BYTES, now)
+        parts = _parts(connection.lane, batch)
+        last = bool(parts) and not owner.core.outgoing.has_next(connection.index, now)
+        for part in parts:
+            buffers = seal(part, last and part is parts[-1])
             if connection.rest:
                 connection.rest += map(memoryview, buffers)
             else:
@@ -275,32 +279,32 @@ class ThreadPump(Pump):
 
         Nothing when the connection ends or has a rest to send.
         """
-        owner = self.owner
+        owner, outgoing = self.owner, self.owner.core.outgoing
         batch: list[SendBytes] = []
         room_bytes = 0
         while not connection.stopping and not connection.rest:
             if not batch:
-                room_bytes = owner.core.outgoing.batch_bytes(connection.batch_bytes)
+                room_bytes = outgoing.batch_bytes(connection.batch_bytes)
             now = owner.clock()
-            chosen = owner.core.outgoing.next_send(connection.index, now)
+            chosen = outgoing.next_send(connection.index, now)
             if isinstance(chosen, SendBytes):
                 batch.append(chosen)
                 room_bytes -= len(chosen.data)
                 if room_bytes > 0 and len(batch) < _MAX_BATCH:
-                    connection.run = owner.core.outgoing.send_run(
-                        connection.index, room_bytes, _MAX_BATCH - len(batch), now
-                    )
+                    connection.run = outgoing.send_run(connection.index, room_bytes, _MAX_BATCH - len(batch), now)
                     if not connection.run:
                         continue
+                connection.last = not outgoing.has_next(connection.index, now)
                 return batch + connection.run
             if batch:
+                connection.last = True
                 return batch
             timeout = chosen.at_s - now if isinstance(chosen, WaitUntil) else None
             connection.sleeping = True
             if connection.index == 0 and timeout is None and self._flushing:
                 self._flushing = False
                 self._loop.call_soon_threadsafe(self._idle.set)
-            why = "pacing" if timeout is not None else owner.core.outgoing.why_nothing()
+            why = "pacing" if timeout is not None else outgoing.why_nothing()
             with owner.core.lane_stats[connection.index].waiting(why, owner.clock):
                 connection.may_send.wait(timeout)
             connection.sleeping = False
@@ -311,9 +315,11 @@ class ThreadPump(Pump):
         began_s = time.monotonic()
         must = len(batch) - len(connection.run)
         sent = 0
-        for part in _parts(connection.lane, batch):
+        parts = _parts(connection.lane, batch)
+        for part in parts:
             connection.lane.mark(class_of(part[0]))
-            count = lane_io.IN_USE.send_batch(connection.sock, part, max(must - sent, 0), connection.stop)
+            last = connection.last and part is parts[-1]
+            count = lane_io.IN_USE.send_batch(connection.sock, part, max(must - sent, 0), connection.stop, last)
             sent += count
             if count < len(part):
                 return sent

@@ -11,7 +11,7 @@ Layout of the header, little-endian (docs/wire-format.md is normative):
         16     4  page number of a segment
         20     4  offset of the payload inside the stream of that page
         24     4  bytes of the whole stream of that page
-        28     4  zero
+        28     4  flags; 1, in the last header of a burst: no segment follows at once
         32     8  xxh3-64 of the payload
         40     8  xxh3-64 of the 40 bytes before
 
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CONTROL",
     "HEADER_BYTES",
+    "LAST",
     "MAX_BURST",
     "MAX_CONTROL_BYTES",
     "MAX_SEGMENT_BYTES",
@@ -71,6 +72,9 @@ MIN_SEGMENT_BYTES = 4096
 
 CONTROL = 1
 SEGMENT = 2
+
+LAST = 1
+"""Flag of the last header of a burst: the sender has nothing more that it may send on this lane now."""
 
 _HEADER = struct.Struct("<BBHIQIIIIQ")
 _SUM = struct.Struct("<Q")
@@ -146,10 +150,16 @@ def pack_control(payload: bytes) -> bytes:
     return _seal(_HEADER.pack(CONTROL, 0, 0, len(payload), 0, 0, 0, 0, 0, checksum(payload))) + payload
 
 
-def pack_segment_header(header: SegmentHeader, following: int = 0) -> bytes:
-    """The 48 bytes that go before a segment's payload, and before the `following` headers of the same burst."""
+def pack_segment_header(header: SegmentHeader, following: int = 0, last: bool = False) -> bytes:
+    """The 48 bytes that go before a segment's payload, and before the `following` headers of the same burst.
+
+    `last` says that no segment follows at once, so that a reader does not wait for one.
+    """
     transfer, page, stream, offset, length, stream_bytes, payload_sum = header
-    return _seal(_HEADER.pack(SEGMENT, stream, following, length, transfer, page, offset, stream_bytes, 0, payload_sum))
+    flags = LAST if last else 0
+    return _seal(
+        _HEADER.pack(SEGMENT, stream, following, length, transfer, page, offset, stream_bytes, flags, payload_sum)
+    )
 
 
 class _Incoming:
@@ -426,13 +436,13 @@ class FrameReader:
     def _parse_header(self, headers: memoryview, at: int, frames: list[Frame]) -> int:
         """Take up the header that lies here; returns the bytes of the payload of a control frame, 0 for a segment."""
         length: int
-        kind, stream, following, length, transfer, page, offset, stream_bytes, zero, payload_sum, own_sum = (
+        kind, stream, following, length, transfer, page, offset, stream_bytes, flags, payload_sum, own_sum = (
             _SUMMED_HEADER.unpack_from(headers, at)
         )
         if checksum(headers[at : at + _HEADER.size]) != own_sum:
             raise RemoteProtocolError("these bytes are not a lynx_net frame: the header checksum does not match")
-        if zero:
-            raise RemoteProtocolError("a reserved header field is not zero")
+        if flags > (LAST if kind == SEGMENT and not following else 0):
+            raise RemoteProtocolError("a header with flags that it cannot have")
         if kind == CONTROL:
             if not 0 < length <= self._max_control_bytes:
                 raise RemoteProtocolError(

@@ -43,7 +43,7 @@ __all__ = [
     "encode_message",
 ]
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 MAX_DEPTH = 8
 """Containers inside one another, the message itself included."""

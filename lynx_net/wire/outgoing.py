@@ -168,6 +168,10 @@ class Outgoing:
         """Why a lane that got `NothingToSend` has nothing to send."""
         return "credit" if any(any(queue.pages) for queue in self._queues.values()) else "idle"
 
+    def has_next(self, lane: int, now: float) -> bool:
+        """Whether `next_send` would give this lane a segment now, were it not for control frames."""
+        return bool(self._lanes[lane].resend) or self._scheduler.has_next(lane, now)
+
     def send_small(self, room_bytes: int, now: float) -> list[SendBytes]:
         """What `next_send` would answer for lane 0, as long as it is small (`Scheduler.small`) and fits into the room.
 

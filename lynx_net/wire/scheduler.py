@@ -96,15 +96,15 @@ class SendBytes(NamedTuple):
     stream_bytes: int = 0
 
 
-def seal(batch: Sequence[SendBytes]) -> list[bytes | memoryview]:
+def seal(batch: Sequence[SendBytes], last: bool = False) -> list[bytes | memoryview]:
     """The buffers to put on a lane for these, in order; segments that follow one another become a burst.
 
-    Computes checksums, so call it once and outside of any lock.
+    `last` says that nothing follows them at once. Computes checksums, so call it once and outside of any lock.
     """
-    return [buffer for _, buffers in seal_bursts(batch) for buffer in buffers]
+    return [buffer for _, buffers in seal_bursts(batch, last) for buffer in buffers]
 
 
-def seal_bursts(batch: Sequence[SendBytes]) -> Iterator[tuple[int, list[bytes | memoryview]]]:
+def seal_bursts(batch: Sequence[SendBytes], last: bool = False) -> Iterator[tuple[int, list[bytes | memoryview]]]:
     """The same burst by burst, each when it is asked for, with the number of frames in it. A control frame is alone."""
     at = 0
     while at < len(batch):
@@ -122,7 +122,9 @@ def seal_bursts(batch: Sequence[SendBytes]) -> Iterator[tuple[int, list[bytes | 
         at += len(burst)
         headers = [
             pack_segment_header(
-                SegmentHeader(transfer, page, stream, offset, len(data), stream_bytes, checksum(data)), following
+                SegmentHeader(transfer, page, stream, offset, len(data), stream_bytes, checksum(data)),
+                following,
+                last and at == len(batch) and not following,
             )
             for following, (data, transfer, page, stream, offset, stream_bytes) in zip(
                 range(len(burst) - 1, -1, -1), burst, strict=True
@@ -380,12 +382,10 @@ class Scheduler:
         while self._control and len(self._control[0]) <= room_bytes:
             chosen.append(self._next_control(now))
             room_bytes -= len(chosen[-1].data)
-        while not self._control and self.has_segments(0):
+        while not self._control and self.has_next(0, now):
             key = self._order[0]
             queue = self._turns[key][0]
             if queue.unsent > 1 or queue.next_length(queue.stream_in(key[0])) > room_bytes:
-                break
-            if self.pacer is not None and self.pacer.ready_at(now) > now:
                 break
             chosen.append(self._take_turn(now))
             room_bytes -= len(chosen[-1].data)
@@ -394,6 +394,10 @@ class Scheduler:
     def has_segments(self, lane: int) -> bool:
         """True while a segment could be sent on this lane now, pacing aside."""
         return bool(self._order) and not (self._urgent_lane and lane == 0 and self._order[0][0] > 0)
+
+    def has_next(self, lane: int, now: float) -> bool:
+        """True while `next` would answer with a segment, were it not for control frames."""
+        return self.has_segments(lane) and (self.pacer is None or self.pacer.ready_at(now) <= now)
 
     def has_work(self) -> bool:
         """True while anything could be sent now, pacing aside."""
@@ -432,9 +436,7 @@ class Scheduler:
         key = self._order[0]
         chosen: list[SendBytes] = []
         queues: set[SendQueue] = set()
-        while room_bytes > 0 and len(chosen) < most and self.has_segments(lane):
-            if self.pacer is not None and self.pacer.ready_at(now) > now:
-                break
+        while room_bytes > 0 and len(chosen) < most and self.has_next(lane, now):
             key = self._order[0]
             queues.add(self._turns[key][0])
             chosen.append(self._take_turn(now))

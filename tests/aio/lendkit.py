@@ -62,10 +62,13 @@ def segments_of(transfer: int, page: int, stream: int) -> list[tuple[SegmentHead
     return [segment_of(transfer, page, stream, at) for at in starts]
 
 
-def burst_of(segments: Sequence[tuple[SegmentHeader, bytes]]) -> bytes:
-    """All headers, then all payloads."""
-    last = len(segments) - 1
-    headers = [pack_segment_header(header, last - place) for place, (header, _) in enumerate(segments)]
+def burst_of(segments: Sequence[tuple[SegmentHeader, bytes]], last: bool = False) -> bytes:
+    """All headers, then all payloads; `last` says that nothing follows at once."""
+    following = range(len(segments) - 1, -1, -1)
+    headers = [
+        pack_segment_header(header, count, last and not count)
+        for count, (header, _) in zip(following, segments, strict=True)
+    ]
     return b"".join([*headers, *[payload for _, payload in segments]])
 
 

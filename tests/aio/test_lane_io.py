@@ -158,24 +158,24 @@ def read_frames(io: LaneIo, sock: socket.socket, wanted: int, *, sparse: bool = 
 
 
 @settings(max_examples=25, deadline=None)
-@given(batch=BATCHES)
+@given(batch=BATCHES, last=st.booleans())
 @pytest.mark.parametrize("kind", ["tcp", "unix"])
-def test_a_batch_leaves_as_it_is_sealed(lanes: ModuleType, kind: str, batch: list[SendBytes]) -> None:
-    expected = b"".join(seal(batch))
+def test_a_batch_leaves_as_it_is_sealed(lanes: ModuleType, kind: str, batch: list[SendBytes], last: bool) -> None:
+    expected = b"".join(seal(batch, last))
     for io in (lane_io.PYTHON, lane_io.native(lanes)):
         one, other = make_pair(kind)
         with closing(one), closing(other):
-            sender = in_thread(lambda io=io, one=one: io.send_batch(one, batch))
+            sender = in_thread(lambda io=io, one=one: io.send_batch(one, batch, 0, lane_io.NEVER, last))
             assert receive_exactly(other, len(expected)) == expected
             sender.join()
 
 
 @settings(max_examples=25, deadline=None)
-@given(batch=BATCHES, must=st.integers(0, 12))
+@given(batch=BATCHES, must=st.integers(0, 12), last=st.booleans())
 def test_a_batch_that_is_stopped_is_sent_up_to_the_same_frame(
-    lanes: ModuleType, batch: list[SendBytes], must: int
+    lanes: ModuleType, batch: list[SendBytes], must: int, last: bool
 ) -> None:
-    """What is left of it and sent later makes the bytes whole; a frame is never cut."""
+    """What is left of it and sent later makes the bytes whole; a frame is never cut, and none is the last then."""
     stopped = []
     for io in (lane_io.PYTHON, lane_io.native(lanes)):
         one, other = make_pair("unix")
@@ -183,7 +183,7 @@ def test_a_batch_that_is_stopped_is_sent_up_to_the_same_frame(
             counts: list[int] = []
             sender = in_thread(
                 lambda io=io, one=one, counts=counts: (
-                    counts.append(io.send_batch(one, batch, must, bytearray(b"\1"))),
+                    counts.append(io.send_batch(one, batch, must, bytearray(b"\1"), last)),
                     one.shutdown(socket.SHUT_WR),
                 )
             )
@@ -191,7 +191,7 @@ def test_a_batch_that_is_stopped_is_sent_up_to_the_same_frame(
             sender.join()
             stopped.append((counts[0], got))
             assert counts[0] >= min(must, len(batch))
-            assert got == b"".join(seal(batch[: counts[0]]))
+            assert got == b"".join(seal(batch[: counts[0]], last and counts[0] == len(batch)))
     assert stopped[0] == stopped[1]
 
 
@@ -460,15 +460,15 @@ def test_wrong_arguments_of_the_extension(lanes: ModuleType) -> None:
         ]
         for batch, error in batches:
             with pytest.raises(error):
-                lanes.send(fd, batch, 256, BURST_BYTES, 0, lane_io.NEVER)
+                lanes.send(fd, batch, 256, BURST_BYTES, 0, lane_io.NEVER, False)
         for stop in (b"", bytearray(2)):
             with pytest.raises(ValueError, match="one byte"):
-                lanes.send(fd, [], 256, BURST_BYTES, 0, stop)
+                lanes.send(fd, [], 256, BURST_BYTES, 0, stop, False)
         with pytest.raises(TypeError):
-            lanes.send(fd, [], 256, BURST_BYTES, 0, None)
+            lanes.send(fd, [], 256, BURST_BYTES, 0, None, False)
         for max_burst, burst_bytes in ((0, 1), (1, 0), (1 << 16, 1)):
             with pytest.raises(ValueError, match="burst"):
-                lanes.send(fd, [], max_burst, burst_bytes, 0, lane_io.NEVER)
+                lanes.send(fd, [], max_burst, burst_bytes, 0, lane_io.NEVER, False)
         with pytest.raises(BufferError):
             lanes.receive(fd, [memoryview(good), memoryview(b"read-only")], tail, NO_ROOM, WAIT_S)
         with pytest.raises(BufferError):

@@ -9,6 +9,7 @@ import resource
 import socket
 import struct
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -82,7 +83,7 @@ def stream_of(seed: int, breaks: str, *, repeats: int, aborts: bool) -> bytes:
     frames = [offer_of(transfer, pages) for transfer, pages in PAGES.items()]
     while segments:
         count = rng.choice((1, 1, 2, 5, 9))
-        frames.append(burst_of(segments[:count]))
+        frames.append(burst_of(segments[:count], rng.random() < 0.5))
         del segments[:count]
         if rng.random() < 0.1:
             frames.append(pack_control(encode_message(Ping())))
@@ -333,6 +334,33 @@ def test_one_lane_tells_of_what_all_have_filled(lanes: ModuleType) -> None:
                 sock.close()
     # The reader that was in the middle of a page is gone, and its buffer with it.
     assert len(stock.take_back(2, -1)) == 1
+
+
+def test_a_lane_awaits_the_next_burst_only_where_one_follows(lanes: ModuleType) -> None:
+    """A burst that took long to come is worth the longest pause."""
+    stock = lanes.Stock()
+    least_s: dict[bool, float] = {}
+    for last in (False, True):
+        times_s = []
+        for page in range(20):
+            stock.put(2, 0, views(40_000, 40_000), 1 << 20)
+            one, end = socket.socketpair()
+            with one, end:
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", 0, 2000))
+                reader = stock.reader(0, 1 << 20)
+                data = burst_of([segment_of(2, 4 + page % 4, 0)], last)
+                end.sendall(data[:-1000])
+                left = len(data) - reader.receive(one.fileno(), 0.0)[0]
+                end.sendall(data[-left:])
+                began_s = time.perf_counter()
+                while left:
+                    left -= reader.receive(one.fileno(), 0.0)[0]
+                times_s.append(time.perf_counter() - began_s)
+            (run,), _ = stock.take_full()
+            assert run[3] == [4 + page % 4]
+            stock.take_back(2, 0)
+        least_s[last] = min(times_s)
+    assert least_s[True] < 0.0003 <= least_s[False]
 
 
 def test_wrong_arguments_of_a_stock(lanes: ModuleType) -> None:

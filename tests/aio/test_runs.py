@@ -4,6 +4,7 @@ twice."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,17 @@ from lynx_net.aio import lane_io
 from lynx_net.aio.threads import ThreadPump
 from lynx_net.errors import ConnectionLostError
 from lynx_net.transport.tcp import SocketLane
-from lynx_net.wire.frames import ControlFrame, FrameReader, SegmentFrame, SegmentHeader, SegmentStart, checksum
+from lynx_net.wire.frames import (
+    HEADER_BYTES,
+    LAST,
+    SEGMENT,
+    ControlFrame,
+    FrameReader,
+    SegmentFrame,
+    SegmentHeader,
+    SegmentStart,
+    checksum,
+)
 from lynx_net.wire.layout import CacheLayout
 from lynx_net.wire.scheduler import BURST_BYTES
 
@@ -139,6 +150,31 @@ async def in_a_run(sender: Sender) -> int:
     assert sender.core.scheduler.running_bytes >= (PAGES - 1) * SEGMENT_BYTES
     assert sender.core.outgoing.queued_bytes(transfer, 1) == 0
     return transfer
+
+
+def flags_of(stream: bytes) -> list[int]:
+    """Those of the headers of all segments."""
+    flags, at = [], 0
+    while at < len(stream):
+        is_segment, following = stream[at] == SEGMENT, int.from_bytes(stream[at + 2 : at + 4], "little")
+        headers = [stream[at + HEADER_BYTES * place :][:HEADER_BYTES] for place in range(following + 1)]
+        flags += [header[28] for header in headers if is_segment]
+        at += sum(HEADER_BYTES + int.from_bytes(header[4:8], "little") for header in headers)
+    return flags
+
+
+async def test_the_last_segment_that_could_be_sent_says_so(sender: Sender) -> None:
+    def read() -> bytes:
+        data = bytearray()
+        with contextlib.suppress(TimeoutError):
+            while True:
+                data += sender.peer.sock.recv(MIB)
+        return bytes(data)
+
+    sender.offer(PAGES, 1)
+    assert flags_of(await asyncio.to_thread(read)) == [0] * (PAGES - 1) + [LAST]
+    sender.offer(1, 0)
+    assert flags_of(await asyncio.to_thread(read)) == [LAST]
 
 
 async def test_an_anchor_overtakes_the_rest_of_a_run(sender: Sender) -> None:

@@ -183,7 +183,7 @@ class Side:
         chosen = run[sent] if run else self.core.outgoing.next_send(lane, self.now)
         if not isinstance(chosen, SendBytes):
             return False
-        for buffer in seal([chosen]):
+        for buffer in seal([chosen], not self.core.outgoing.has_next(lane, self.now)):
             self.out[lane].data += buffer
         if run:
             self.runs[lane] = run, sent + 1

@@ -59,7 +59,7 @@ def test_the_header() -> None:
         "page",
         "offset",
         "stream bytes",
-        "reserved",
+        "flags",
         "payload checksum",
         "header checksum",
     ]

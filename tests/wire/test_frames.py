@@ -214,7 +214,7 @@ def sealed(**fields: int) -> bytes:
         "page",
         "offset",
         "stream_bytes",
-        "zero",
+        "flags",
         "payload_sum",
     )
     head = struct.pack("<BBHIQIIIIQ", *(fields.get(name, 0) for name in names))
@@ -230,14 +230,16 @@ def sealed(**fields: int) -> bytes:
     page=u32,
     offset=st.sampled_from([0, 4096]) | u32,
     stream_bytes=st.sampled_from([0, 4096, 100]) | u32,
-    zero=st.sampled_from([0, 0, 0, 2**31]),
+    flags=st.sampled_from([0, 0, 1, 1, 2, 2**31]),
     payload_sum=st.just(0),
 )
 def test_a_sealed_header_is_believed_exactly_within_the_limits(**fields: int) -> None:
     good_control = (
         fields["kind"] == 1
         and 0 < fields["length"] <= MAX_CONTROL_BYTES
-        and not any(fields[name] for name in ("stream", "following", "transfer", "page", "offset", "stream_bytes"))
+        and not any(
+            fields[name] for name in ("stream", "following", "transfer", "page", "offset", "stream_bytes", "flags")
+        )
     )
     good_segment = (
         fields["kind"] == 2
@@ -245,10 +247,11 @@ def test_a_sealed_header_is_believed_exactly_within_the_limits(**fields: int) ->
         and fields["offset"] + fields["length"] <= fields["stream_bytes"]
         and (fields["length"] > 0 or fields["stream_bytes"] == 0)
         and fields["following"] < 256
+        and fields["flags"] <= (0 if fields["following"] else 1)
     )
     feeder = FrameReader()
     feeder.buffers()[0][:] = sealed(**fields)
-    if (good_control or good_segment) and not fields["zero"]:
+    if good_control or good_segment:
         started = feeder.received(HEADER_BYTES)
         assert [type(frame) for frame in started] == ([] if good_control or fields["following"] else [SegmentStart])
     else:
@@ -257,14 +260,27 @@ def test_a_sealed_header_is_believed_exactly_within_the_limits(**fields: int) ->
 
 
 @pytest.mark.parametrize("kind", [1, 2])
-def test_the_reserved_field_must_be_zero(kind: int) -> None:
+def test_flags_that_a_header_cannot_have(kind: int) -> None:
     fields = {"kind": kind, "length": 5, "stream_bytes": 0 if kind == 1 else 5}
     reader = FrameReader()
     reader.buffers()[0][:] = sealed(**fields)
     assert len(reader.received(HEADER_BYTES)) == kind - 1
     reader = FrameReader()
-    reader.buffers()[0][:] = sealed(**fields, zero=1)
-    with pytest.raises(RemoteProtocolError, match="reserved"):
+    reader.buffers()[0][:] = sealed(**fields, flags=kind)
+    with pytest.raises(RemoteProtocolError, match="flags"):
+        reader.received(HEADER_BYTES)
+
+
+def test_only_the_last_header_of_a_burst_says_that_nothing_follows() -> None:
+    header = SegmentHeader(1, 0, 0, 0, 5, 5, 0)
+    reader = FrameReader()
+    reader.buffers()[0][:] = pack_segment_header(header, 1)
+    assert reader.received(HEADER_BYTES) == []
+    reader.buffers()[0][:] = pack_segment_header(header, 0, last=True)
+    assert reader.received(HEADER_BYTES) == [SegmentStart(header)] * 2
+    reader = FrameReader()
+    reader.buffers()[0][:HEADER_BYTES] = pack_segment_header(header, 1, last=True)
+    with pytest.raises(RemoteProtocolError, match="flags"):
         reader.received(HEADER_BYTES)
 
 

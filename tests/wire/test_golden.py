@@ -1,4 +1,4 @@
-"""Golden vectors: the bytes of version 2, which no later change may move.
+"""Golden vectors: the bytes of version 4, which no later change may move.
 
 `python tests/wire/test_golden.py` writes them anew; that is right only together with a new protocol version.
 """
@@ -31,6 +31,7 @@ from lynx_net.wire.frames import (
 )
 from lynx_net.wire.layout import CacheLayout
 from lynx_net.wire.messages import (
+    PROTOCOL_VERSION,
     Abort,
     AbortCode,
     Accept,
@@ -57,12 +58,12 @@ GOLDEN = Path(__file__).parent / "golden"
 LAYOUT = CacheLayout(layers=1, tokens=2, heads=2, key_size=3, value_size=0, page_tokens=2, raw_head=1, raw_tail=0)
 """One page, whose streams have 4097 and 0 bytes."""
 
-HELLO = Hello(2, bytes(range(16)), bytes(range(8)), 0, 1, 4096, 5000, 6000, None, b"")
+HELLO = Hello(PROTOCOL_VERSION, bytes(range(16)), bytes(range(8)), 0, 1, 4096, 5000, 6000, None, b"")
 KEY = bytes(range(16))
 MESSAGES: list[Message] = [
     HELLO,
     Proof(bytes(range(32))),
-    Reject("version: this side speaks 2, the peer 3"),
+    Reject("version: this side speaks 4, the peer 3"),
     Ping(),
     Request("request-1", {"prompt": [1, 300, 70_000], "temperature": 0.5, "model": "modèle"}),
     Refuse("request-1", "no such cache"),
@@ -89,7 +90,7 @@ def frames_of(side: Side) -> list[bytes]:
     """Everything a side can send now, a frame each."""
     frames: list[bytes] = []
     while isinstance(chosen := side.core.outgoing.next_send(0, 0.0), SendBytes):
-        frames.append(b"".join(seal([chosen])))
+        frames.append(b"".join(seal([chosen], not side.core.outgoing.has_next(0, 0.0))))
         side.out[0].data += frames[-1]
     return frames
 
@@ -127,7 +128,9 @@ def keyed_handshake() -> list[tuple[str, bytes]]:
 
 def vectors() -> dict[str, list[str]]:
     files = {message.tag: [pack_control(encode_message(message)).hex()] for message in MESSAGES}
-    files["segment-header"] = [pack_segment_header(SEGMENT).hex()]
+    files["segment-header"] = [
+        pack_segment_header(SEGMENT, following, last).hex() for following, last in ((0, False), (2, False), (0, True))
+    ]
     for name, lines in (("transfer", transfer()), ("keyed-handshake", keyed_handshake())):
         files[name] = [f"{mark} {frame.hex()}" for mark, frame in lines]
     return files

@@ -151,6 +151,7 @@ class AgainstTheRules(RuleBasedStateMachine):
     @rule(lane=st.integers(0, 3), times=st.integers(1, 12))
     def send(self, lane: int, times: int) -> None:
         for _ in range(times):
+            assert self.scheduler.has_next(lane, 0.0) == bool(self.sendable())
             chosen = self.scheduler.next(lane, 0.0)
             if lane == 0 and self.control:
                 assert isinstance(chosen, SendBytes)
@@ -401,6 +402,36 @@ def test_a_burst_ends_with_the_segment_that_fills_it() -> None:
     assert [len(buffer) for buffer in sealed] == [
         2 * HEADER_BYTES, len(half), len(half), 2 * HEADER_BYTES, len(half), len(half), HEADER_BYTES, len(half),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_nothing_follows_the_last_segment_of_what_is_sealed(last: bool) -> None:
+    half = memoryview(bytes(BURST_BYTES // 2))
+    control = SendBytes(pack_control(encode_message(Bye("now"))))
+    pages = [SendBytes(half, 1, page, 0, 0, len(half)) for page in range(5)]
+    headers = [buffer for buffer in seal(pages, last) if len(buffer) < len(half)]
+    flags = [header[at + 28] for header in headers for at in range(0, len(header), HEADER_BYTES)]
+    assert flags == [0, 0, 0, 0, int(last)]
+    assert seal([*pages, control], last)[-2] == seal([pages[-1]])[1]
+    assert seal([control], last) == [control.data]
+
+
+def test_there_is_a_next_segment_only_with_credit_and_pace() -> None:
+    scheduler = Scheduler(TokenBucket(8000, 0.0), urgent_lane=True)
+    scheduler.open(SendQueue(1, streams=2, page_count=2, segment_bytes=SEGMENT, initial_credit=2 * SEGMENT))
+    assert not scheduler.has_next(1, 0.0)
+    scheduler.submit(1, 0, 0, memoryview(bytes(3 * SEGMENT)))
+    paid_s = (SEGMENT + HEADER_BYTES) / 1000
+    assert scheduler.has_next(0, 0.0)
+    assert isinstance(scheduler.next(1, 0.0), SendBytes)
+    assert not scheduler.has_next(1, 0.9 * paid_s)
+    assert scheduler.has_next(1, paid_s)
+    assert isinstance(scheduler.next(1, paid_s), SendBytes)
+    assert not scheduler.has_next(1, 9.0)  # for want of credit
+    scheduler.submit(1, 0, 1, memoryview(bytes(SEGMENT)))
+    scheduler.grant(1, 1, SEGMENT)
+    assert scheduler.has_next(1, 9.0)
+    assert not scheduler.has_next(0, 9.0)  # which is kept for stream 0
 
 
 def test_what_is_sealed_together_is_read_in_order() -> None:
