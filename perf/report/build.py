@@ -146,7 +146,7 @@ def notes_of(results: Results) -> list[str]:
         many = timing["scope"]
         notes.append(
             f"Times are of {many['rounds']} transfers a codec and model at the paper's ratio and of "
-            f"{many['sweep_rounds']} at other lengths and rates."
+            f"{many['sweep_rounds']} at other lengths and rates, at higher rates as many times more."
         )
     if results["settings"]["quick"]:
         counts = sorted({len(samples(only(results["answers"], **key), "score")) for key in _cells(results)})

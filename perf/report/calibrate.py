@@ -38,8 +38,6 @@ _CODING_ROUNDS = 2
 _LINK_SHARE = 0.5
 """Of the time that coding takes, the bytes need so much at the rate of the link."""
 
-_ENOUGH_PASSES = 12
-_MOST_TRANSFERS = 5
 _IDLE_PASSES = 3
 
 
@@ -77,12 +75,15 @@ async def _ready_s(timing: Timing, series: str, prompt: Sequence[int], rate_bps:
     return [statistics.median(one) for one in zip(*found, strict=True)], total_bytes
 
 
-async def receiving(timing: Timing, series: str, prompt: Sequence[int], rate_bps: float) -> float:
-    """As many times longer as a pass takes while the streams behind the first one arrive at this rate, a median."""
+async def receiving(timing: Timing, series: str, prompt: Sequence[int], rate_bps: float, passes_wanted: int) -> float:
+    """As many times longer as a pass takes while the streams behind the first one arrive at this rate.
+
+    A median of transfers: of so many that about `passes_wanted` are made in them, but at most half that number.
+    """
     loop = asyncio.get_running_loop()
     found: list[float] = []
     made = 0
-    while made < _ENOUGH_PASSES and len(found) < _MOST_TRANSFERS:
+    while made < passes_wanted and 2 * len(found) < passes_wanted:
         model, transfer = await timing.request(series, prompt, rate_bps)
         tokens = model.length
 

@@ -285,7 +285,7 @@ async def time_model(
     plan = [(scope.time_tokens, rate_bps, scope.rounds if sweep else scope.other_rounds)]
     if sweep:
         plan += [(tokens, rate_bps, scope.sweep_rounds) for tokens in scope.sweep_tokens]
-        plan += [(scope.time_tokens, rate_bps * factor, scope.sweep_rounds) for factor in scope.sweep_rates]
+        plan += [(scope.time_tokens, rate_bps * factor, scope.rounds_at(factor)) for factor in scope.sweep_rates]
     # Settings of one prompt stand together, so that it is prefilled once.
     turns = sorted((tokens, turn, rate, rounds) for tokens, rate, rounds in plan for turn in range(rounds))
     records: list[dict[str, Any]] = []
@@ -302,7 +302,8 @@ async def time_model(
                 checked = "default" if at_reference else None
                 records.extend(await timing.round_of(list(SERIES), prompt, rate, turn, cells, checked))
                 if turn == 0:
-                    made = await _calibrated(timing, name, prompt, rate, calibration_cells, at_reference)
+                    passes_wanted = scope.receiving_passes
+                    made = await _calibrated(timing, name, prompt, rate, calibration_cells, passes_wanted, at_reference)
                     for what, found in made.items():
                         calibrations[what] += found
             progress.tell(
@@ -324,17 +325,23 @@ async def time_model(
 
 
 async def _calibrated(
-    timing: Timing, name: str, prompt: Sequence[int], rate_bps: float, cells: Cells, coding: bool
+    timing: Timing,
+    name: str,
+    prompt: Sequence[int],
+    rate_bps: float,
+    cells: Cells,
+    passes_wanted: int,
+    coding: bool,
 ) -> dict[str, list[dict[str, Any]]]:
     """What `calibrate` measures for this length and rate, with `coding` also how long that takes."""
     tokens = len(prompt) - 1
     found: dict[str, list[dict[str, Any]]] = {"receiving": [], "coding": []}
     for series in DRAFTING:
         where: dict[str, Any] = {"model": name, "tokens": tokens, "rate_bps": rate_bps, "series": series}
-        key = {"what": "receiving", **where}
+        key = {"what": "receiving", "passes": passes_wanted, **where}
         held = cells.held(key)
         if held is None:
-            held = await receiving(timing, series, prompt, rate_bps)
+            held = await receiving(timing, series, prompt, rate_bps, passes_wanted)
             cells.put(key, held)
         found["receiving"].append({**where, "times_longer": held})
     for series in SERIES if coding else ():

@@ -25,9 +25,10 @@ class Scope:
         curves: caches whose values figure 5 looks at.
         rounds: transfers of each codec at the paper's ratio, each with another prompt, of the model that figure 11
         scales. other_rounds: the same of other models.
-        sweep_rounds: the same for the other lengths and rates of figure 11.
+        sweep_rounds: the same for the other lengths and rates of figure 11; see `rounds_at`.
         sweep_tokens: lengths of figure 11 beside the reference.
         sweep_rates: rates of figure 11 beside the reference, as multiples of its rate.
+        receiving_passes: forward passes at each setting while something arrives, for the simulator.
         time_tokens: length of the reference.
         device_rounds: transfers of each codec at each rate of the model that runs on a device.
         concurrent_rounds: of the concurrent requests.
@@ -46,11 +47,16 @@ class Scope:
     sweep_rounds: int
     sweep_tokens: tuple[int, ...]
     sweep_rates: tuple[float, ...]
+    receiving_passes: int
     time_tokens: int
     device_rounds: int
     concurrent_rounds: int
     peer_caches: int
     peer_rounds: int
+
+    def rounds_at(self, rate_factor: float) -> int:
+        """Transfers of each codec at this multiple of the reference's rate: the shorter they are, the more they vary."""
+        return self.sweep_rounds if self.quick else round(self.sweep_rounds * max(rate_factor, 1.0))
 
     def with_rounds(self, rounds: int) -> Scope:
         """The same with so many transfers of each codec at the paper's ratio and on a device.
@@ -80,6 +86,7 @@ FULL = Scope(
     sweep_rounds=10,
     sweep_tokens=(512, 1024, 4096),
     sweep_rates=(0.5, 2.0, 4.0),
+    receiving_passes=24,
     time_tokens=2048,
     device_rounds=5,
     concurrent_rounds=20,
@@ -99,6 +106,7 @@ QUICK = Scope(
     sweep_rounds=1,
     sweep_tokens=(512,),
     sweep_rates=(4.0,),
+    receiving_passes=12,
     time_tokens=2048,
     device_rounds=3,
     concurrent_rounds=1,

@@ -26,7 +26,7 @@ from perf.report.measure_concurrent import DECODE_TOKEN_S, times_s
 from perf.report.measure_device import coded, measure_device, with_stands
 from perf.report.measure_time import spent
 from perf.report.prefill_process import TransferRequest, dtype_of
-from perf.report.scope import FULL, Progress
+from perf.report.scope import FULL, QUICK, Progress
 from perf.report.series import SERIES, codec_plan
 from perf.splits import Drafted
 
@@ -184,6 +184,8 @@ def test_rounds_of_the_rest_keep_their_share() -> None:
     assert (less.sweep_rounds, less.concurrent_rounds) == (5, 3)
     assert FULL.with_rounds(100) == dataclasses.replace(FULL, device_rounds=100)
     assert FULL.with_rounds(2).sweep_rounds == 2
+    assert [less.rounds_at(factor) for factor in (0.5, 1.0, 2.0, 4.0)] == [5, 5, 10, 20]
+    assert QUICK.rounds_at(4.0) == QUICK.sweep_rounds
 
 
 @pytest.mark.parametrize(
