@@ -55,7 +55,7 @@ class Scope:
     peer_rounds: int
 
     def rounds_at(self, rate_factor: float) -> int:
-        """Transfers of each codec at this multiple of the reference's rate: the shorter they are, the more they vary."""
+        """Transfers of each codec at this multiple of the reference's rate: the shorter, the more they vary."""
         return self.sweep_rounds if self.quick else round(self.sweep_rounds * max(rate_factor, 1.0))
 
     def with_rounds(self, rounds: int) -> Scope:
