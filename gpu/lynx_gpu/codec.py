@@ -18,7 +18,7 @@ from lynx_gpu.modules import cupy, kernel
 from lynx_gpu.plan import BatchPlan, PageJob
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
     from lynx_codec import Codec
@@ -49,6 +49,9 @@ _MAX_SHARED_BYTES = 160 * 1024
 
 _MAX_PAGES = 65535
 """Of a batch: they are one axis of a grid."""
+
+_NOWHERE = np.uint64(0)
+"""Address of a table that the codec has not."""
 
 
 def has_kernels(codec: Codec, shape: PageShape | None = None) -> bool:
@@ -83,7 +86,10 @@ class DeviceCodec:
         self.codec = codec
         self.device = device
         self._plan = lru_cache(maxsize=64)(self._make_plan)
-        self._constants: dict[str, Any] = {}
+        self._raw = isinstance(codec, Bfloat16Codec)
+        self._constants: dict[str, tuple[np.uint64, Any]] = {}
+        """Addresses of small tables on the device, and what keeps them."""
+        self._functions: dict[tuple[Any, ...], Any] = {}
         # Small tables are uploaded here: nobody else's work is waited for.
         with cupy().cuda.Device(device):
             self._uploads = cupy().cuda.Stream(non_blocking=True)
@@ -118,7 +124,7 @@ class DeviceCodec:
         with self._current():
             self._zero(out, plan.status_bytes, stream)
             tail = (self._header(), np.uint64(out), np.uint64(out))
-            if isinstance(self.codec, Bfloat16Codec):
+            if self._raw:
                 self._launch(stream, "raw.cu", "encode_raw", view, self._raw_grid(view, plan), 0, (*common, *tail))
                 return
             positions = np.uint64(0 if fine is None else fine.data.ptr)
@@ -205,7 +211,7 @@ class DeviceCodec:
         with self._current():
             self._zero(data, plan.status_bytes, stream)
             tail = (np.uint64(data), np.uint64(data))
-            if isinstance(self.codec, Bfloat16Codec):
+            if self._raw:
                 self._launch(stream, "raw.cu", "decode_raw", view, self._raw_grid(view, plan), 0, (*common, *tail))
                 return
             if known - 1 in self.codec.variable_streams:
@@ -256,7 +262,7 @@ class DeviceCodec:
 
     def _current(self) -> AbstractContextManager[Any]:
         calls = driver(self.device)
-        return cupy().cuda.Device(self.device) if calls is None else calls.current()
+        return cupy().cuda.Device(self.device) if calls is None else calls.current
 
     def _zero(self, target: int, size_bytes: int, stream: Any) -> None:
         calls = driver(self.device)
@@ -282,7 +288,13 @@ class DeviceCodec:
         *more: tuple[str, int],
         threads: int = _BLOCK_THREADS,
     ) -> None:
-        function = kernel(self.device, file, name, (*_view_defines(view), *codec_defines(self.codec), *more))
+        # What of the view the macros of `_view_defines` depend on, without them: they take longer than the launch.
+        strides = (view.token_stride, view.head_stride, view.block_stride)
+        key = (name, more, view.dtype, view.heads, view.head_size, strides, view.pointer % 16, view.block_tokens > 0)
+        function = self._functions.get(key)
+        if function is None:
+            function = kernel(self.device, file, name, (*_view_defines(view), *codec_defines(self.codec), *more))
+            self._functions[key] = function
         if shared_bytes > function.max_dynamic_shared_size_bytes:
             function.max_dynamic_shared_size_bytes = _MAX_SHARED_BYTES
         launch(self.device, function, grid, threads, shared_bytes, arguments, stream)
@@ -300,21 +312,24 @@ class DeviceCodec:
         groups = tokens * view.heads * _padded(view.head_size) // _LANE_CHANNELS
         return max(-(-groups // _BLOCK_THREADS), 1), len(plan.jobs)
 
-    def _header(self) -> Any:
-        return self._constant("header", np.frombuffer(self.codec.header(PageShape(0, 1, 1)), np.uint8))
+    def _header(self) -> np.uint64:
+        return self._constant("header", lambda: np.frombuffer(self.codec.header(PageShape(0, 1, 1)), np.uint8))
 
-    def _cells(self) -> Any:
-        lynx = isinstance(self.codec, LynxCodec)
-        return self._constant("cells", search_table(self.codec)) if lynx else np.uint64(0)  # type: ignore[arg-type]
+    def _cells(self) -> np.uint64:
+        codec = self.codec
+        return self._constant("cells", lambda: search_table(codec)) if isinstance(codec, LynxCodec) else _NOWHERE
 
-    def _full(self) -> Any:
-        lynx = isinstance(self.codec, LynxCodec)
-        return self._constant("full", self.codec.tables.full) if lynx else np.uint64(0)  # type: ignore[attr-defined]
+    def _full(self) -> np.uint64:
+        codec = self.codec
+        return self._constant("full", lambda: codec.tables.full) if isinstance(codec, LynxCodec) else _NOWHERE
 
-    def _constant(self, name: str, values: np.ndarray[Any, Any]) -> Any:
-        if name not in self._constants:
-            self._constants[name] = self._upload(np.ascontiguousarray(values).view(np.uint8))
-        return np.uint64(self._constants[name].data.ptr)
+    def _constant(self, name: str, make: Callable[[], np.ndarray[Any, Any]]) -> np.uint64:
+        """Address of a table, which is made when it is first needed."""
+        found = self._constants.get(name)
+        if found is None:
+            copy = self._upload(np.ascontiguousarray(make()).view(np.uint8))
+            found = self._constants[name] = np.uint64(copy.data.ptr), copy
+        return found[0]
 
     def _upload(self, values: np.ndarray[Any, Any]) -> Any:
         """A copy on the device that is there when this returns."""

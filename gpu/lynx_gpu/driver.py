@@ -8,16 +8,17 @@ they put something into a queue. What waits, or may (copies from memory that is 
 from __future__ import annotations
 
 import ctypes
-from contextlib import contextmanager
+import threading
 from functools import lru_cache
+from struct import Struct
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from lynx_gpu.modules import cupy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    import numpy as np
+    from collections.abc import Callable, Sequence
 
 __all__ = ["Driver", "driver", "launch"]
 
@@ -33,9 +34,42 @@ _CALLS = {
     "cuMemcpyDtoHAsync_v2": (_POINTER, _POINTER, _SIZE, _POINTER),
     "cuMemsetD8Async": (_POINTER, ctypes.c_ubyte, _SIZE, _POINTER),
     "cuEventRecord": (_POINTER, _POINTER),
+    "cuEventQuery": (_POINTER,),
     "cuStreamWaitEvent": (_POINTER, _POINTER, _INT),
     "cuLaunchKernel": (_POINTER, *(_INT,) * 7, _POINTER, _POINTER, _POINTER),
 }
+_NOT_READY = 600
+
+_FORMATS = {np.uint64: "Q", np.int64: "q", np.int32: "i"}
+"""Of arguments, for `Struct`."""
+
+_MOST_ARGUMENT_BYTES = 4096
+
+
+class _Arguments(threading.local):
+    """Where arguments of kernels are packed; the driver reads them before a launch returns."""
+
+    def __init__(self) -> None:
+        self.packed = (ctypes.c_char * _MOST_ARGUMENT_BYTES)()
+        self.size = ctypes.c_size_t()
+        packed, size = ctypes.addressof(self.packed), ctypes.addressof(self.size)
+        self.extra = (_POINTER * 5)(_BUFFER_POINTER, packed, _BUFFER_SIZE, size, None)
+
+
+class _Current:
+    """The context of a device, as long as a `with` block lasts."""
+
+    __slots__ = ("_context", "_pop", "_popped", "_push")
+
+    def __init__(self, push: Callable[[int | None], int], pop: Callable[[int], int], context: int | None) -> None:
+        self._push, self._pop, self._context = push, pop, context
+        self._popped = _POINTER()  # the context again
+
+    def __enter__(self) -> None:
+        _check(self._push(self._context))
+
+    def __exit__(self, *_: object) -> None:
+        _check(self._pop(ctypes.addressof(self._popped)))
 
 
 class Driver:
@@ -46,7 +80,7 @@ class Driver:
     """
 
     def __init__(self, library: ctypes.PyDLL, device: int) -> None:
-        self._calls = {}
+        self._calls: dict[str, Any] = {}
         for name, arguments in _CALLS.items():
             call = self._calls[name] = getattr(library, name)
             call.argtypes, call.restype = arguments, ctypes.c_int
@@ -54,16 +88,9 @@ class Driver:
         self._call("cuDeviceGet", ctypes.addressof(number), device)
         # CuPy and torch use the primary context too. It is never given back: they live as long as the process.
         self._call("cuDevicePrimaryCtxRetain", ctypes.addressof(context), number.value)
-        self._context = context.value
-
-    @contextmanager
-    def current(self) -> Iterator[None]:
+        self._arguments = _Arguments()
+        self.current = _Current(self._calls["cuCtxPushCurrent_v2"], self._calls["cuCtxPopCurrent_v2"], context.value)
         """Within it the device is the current one of this thread: needed around all calls."""
-        self._call("cuCtxPushCurrent_v2", self._context)
-        try:
-            yield
-        finally:
-            self._call("cuCtxPopCurrent_v2", ctypes.addressof(_POINTER()))
 
     def to_host(self, target: int, source: int, size_bytes: int, stream: int) -> None:
         """Copy from the device to pinned memory."""
@@ -85,6 +112,13 @@ class Driver:
         """What the stream gets from now on waits for the event."""
         self._call("cuStreamWaitEvent", stream, event, 0)
 
+    def done(self, event: int) -> bool:
+        """Whether the stream has got to the event."""
+        result = self._calls["cuEventQuery"](event)
+        if result != _NOT_READY:
+            _check(result)
+        return bool(result == 0)
+
     def launch(
         self,
         function: int,
@@ -95,27 +129,38 @@ class Driver:
         stream: int,
     ) -> None:
         """Launch a kernel (a CUfunction) with numpy scalars."""
-        packed = _packed(arguments)
-        size = ctypes.c_size_t(len(packed))
-        # `packed` and `size` are read before the call returns.
-        extra = (_POINTER * 5)(
-            _BUFFER_POINTER,
-            ctypes.cast(ctypes.c_char_p(packed), _POINTER).value,
-            _BUFFER_SIZE,
-            ctypes.addressof(size),
-            None,
-        )
+        into = self._arguments
+        layout = _layout(tuple(map(type, arguments)))
+        if layout is not None:
+            layout.pack_into(into.packed, 0, *arguments)
+            into.size.value = layout.size
+        else:
+            packed = _packed(arguments)
+            into.packed[: len(packed)] = packed
+            into.size.value = len(packed)
         x, y, z = (*grid, 1, 1)[:3]
-        self._call("cuLaunchKernel", function, x, y, z, threads, 1, 1, shared_bytes, stream, None, extra)
+        self._call("cuLaunchKernel", function, x, y, z, threads, 1, 1, shared_bytes, stream, None, into.extra)
 
     def _call(self, name: str, *arguments: Any) -> None:
-        result = self._calls[name](*arguments)
-        if result:
-            raise cupy().cuda.driver.CUDADriverError(result)
+        _check(self._calls[name](*arguments))
+
+
+def _check(result: int) -> None:
+    if result:
+        raise cupy().cuda.driver.CUDADriverError(result)
+
+
+@lru_cache(maxsize=64)
+def _layout(types: tuple[type, ...]) -> Struct | None:
+    """How scalars of these types lie in a kernel's parameters, each at a multiple of its alignment; None if others are
+    among them."""
+    if not _FORMATS.keys() >= {*types}:
+        return None
+    return Struct("@" + "".join(_FORMATS[one] for one in types))
 
 
 def _packed(arguments: Sequence[np.generic[Any]]) -> bytes:
-    """Arguments as they lie in a kernel's parameters: each at a multiple of its alignment."""
+    """The same for any arguments."""
     packed = bytearray()
     for argument in arguments:
         kind = argument.dtype

@@ -81,12 +81,21 @@ _SPARE = _Spare()
 
 
 class Event:
-    """A point in a stream."""
+    """A point in a stream. What CUDA made for it is used again when nobody has this object any more.
 
-    __slots__ = ("_event",)
+    Args:
+        event: CuPy's.
+        driver: of its device, if there is one.
+        spare: where `event` goes then.
+    """
 
-    def __init__(self, event: Any) -> None:
-        self._event = event
+    __slots__ = ("_driver", "_event", "_spare")
+
+    def __init__(self, event: Any, driver: Driver | None, spare: deque[Any]) -> None:
+        self._event, self._driver, self._spare = event, driver, spare
+
+    def __del__(self) -> None:
+        self._spare.append(self._event)
 
     @property
     def pointer(self) -> int:
@@ -95,7 +104,7 @@ class Event:
 
     def done(self) -> bool:
         """Whether the stream has got there."""
-        return bool(self._event.done)
+        return bool(self._event.done) if self._driver is None else self._driver.done(self._event.ptr)
 
     def wait(self) -> None:
         """Sleep until the stream has got there; other threads run meanwhile."""
@@ -114,11 +123,13 @@ class Runtime:
         self._cupy: ModuleType = import_module("cupy")
         self._calls: Any = self._cupy.cuda.runtime
         self._driver: Driver | None = driver(device)
+        self._spare: deque[Any] = deque()
+        """CuPy's events that nobody uses: to make one takes longer than all else that is done with it."""
 
     def here(self) -> AbstractContextManager[None]:
         """Within it this thread works on the device; entering it again costs next to nothing. Needed around `record`,
         `after` and all that copies."""
-        return self._here() if self._driver is None else self._driver.current()
+        return self._here() if self._driver is None else self._driver.current
 
     @contextmanager
     def _here(self) -> Iterator[None]:
@@ -148,12 +159,19 @@ class Runtime:
 
     def record(self, stream: Any) -> Event:
         """The point that a stream has reached with what it has been given so far."""
-        event = self._cupy.cuda.Event(block=True, disable_timing=True)
+        event = self._event()
         if self._driver is not None:
             self._driver.record(event.ptr, stream.ptr)
         else:
             event.record(stream)
-        return Event(event)
+        return Event(event, self._driver, self._spare)
+
+    def _event(self) -> Any:
+        """One of CuPy's that nobody uses."""
+        try:
+            return self._spare.popleft()
+        except IndexError:
+            return self._cupy.cuda.Event(block=True, disable_timing=True)
 
     def after(self, stream: Any, event: Event) -> None:
         """What the stream is given from now on waits for the event; this thread does not."""
@@ -165,9 +183,12 @@ class Runtime:
     def after_caller(self, stream: Any, caller: int) -> None:
         """What the stream is given from now on waits for all that another stream (a cudaStream_t) has now."""
         with self.here():
-            event = self._cupy.cuda.Event(disable_timing=True)
-            self._calls.eventRecord(event.ptr, caller)
-            self._calls.streamWaitEvent(stream.ptr, event.ptr)
+            event = self._event()
+            if self._driver is not None:
+                self._driver.record(event.ptr, caller)
+            else:
+                self._calls.eventRecord(event.ptr, caller)
+            self.after(stream, Event(event, self._driver, self._spare))
 
     def to_host(self, target: int, source: int, size_bytes: int, stream: Any) -> None:
         """Copy from device memory to host memory; asynchronous if that is pinned."""

@@ -112,12 +112,39 @@ def _checked(backend: Backend, array: Any, shape: tuple[int, int, int]) -> Devic
     return view
 
 
-class _Plan(NamedTuple):
-    """A plan with its spans as arrays [page, stream]."""
+class _Pieces(NamedTuple):
+    """Page streams that come together, page by page: their lengths, and where they lie in the piece of the plan."""
 
-    batch: BatchPlan
+    lengths: list[int]
+    sizes: NDArray[np.uint64]
     offsets: NDArray[np.uint64]
-    most_bytes: NDArray[np.uint64]
+    most_bytes: int
+
+
+class _Plan:
+    """A plan, and what was last found of the streams that came for it: mostly they are as long as those before."""
+
+    def __init__(self, batch: BatchPlan) -> None:
+        self.batch = batch
+        spans = np.array(batch.spans, np.uint64)
+        self._offsets, self._most_bytes = spans[..., 0], spans[..., 1]
+        self._last: dict[int, _Pieces] = {}
+
+    def pieces(self, lengths: list[int], known: int) -> _Pieces:
+        """What there is to know of the first `known` streams of each page.
+
+        Raises:
+            CodecError: one is longer than any that a page can have.
+        """
+        last = self._last.get(known)
+        if last is None or last.lengths != lengths:
+            sizes = np.array(lengths, np.uint64)
+            if (sizes.reshape(-1, known) > self._most_bytes[:, :known]).any():
+                most_bytes = self._most_bytes.max()
+                raise CodecError(f"a stream of {max(lengths)} bytes, {most_bytes} at most are a page's")
+            last = _Pieces(lengths, sizes, self._offsets[:, :known].ravel(), max(lengths))
+            self._last[known] = last
+        return last
 
 
 class _Plans:
@@ -135,8 +162,7 @@ class _Plans:
         plan = self._plans.get(key)
         if plan is None:
             batch = self.codec.plan([self._job(page.start, page.shape) for page, _ in pages])
-            spans = np.array(batch.spans, np.uint64)
-            plan = self._plans[key] = _Plan(batch, spans[..., 0], spans[..., 1])
+            plan = self._plans[key] = _Plan(batch)
             if len(self._plans) > KEPT_PLANS:
                 self._plans.popitem(last=False)
         else:
@@ -168,24 +194,21 @@ class _OnDevice:
 
     def _begin(self, pages: Sequence[Arrived]) -> _Batch:
         side, runtime = self._side, self._side.runtime
-        plan, offsets, most_bytes = self._plans.of(pages)
-        streams = self._own(pages)
-        known = len(streams[0])
+        planned = self._plans.of(pages)
+        plan, streams = planned.batch, self._own(pages)
         pieces = [stream for of_page in streams for stream in of_page]
-        lengths = np.fromiter(map(len, pieces), np.uint64, len(pieces))
-        if (lengths.reshape(-1, known) > most_bytes[:, :known]).any():
-            raise CodecError(f"a stream of {lengths.max()} bytes, {most_bytes.max()} at most are a page's")
-        table_bytes = lengths.size * SPAN.itemsize
+        about = planned.pieces([*map(len, pieces)], len(streams[0]))
+        table_bytes = len(pieces) * SPAN.itemsize
         notes = side.notes.take(-(-(plan.status_bytes + table_bytes) // NOTES_UNIT_BYTES) * NOTES_UNIT_BYTES)
         staging = side.staging.take(plan.total_bytes)
         with runtime.here():
             try:
-                table = np.frombuffer(notes, np.uint64, 3 * lengths.size, plan.status_bytes).reshape(-1, 3)
-                table[:, 1] = (offsets[:, :known] + np.uint64(staging)).ravel()
-                table[:, 2] = lengths
+                table = np.frombuffer(notes, np.uint64, 3 * len(pieces), plan.status_bytes).reshape(-1, 3)
+                table[:, 1] = about.offsets + np.uint64(staging)
+                table[:, 2] = about.sizes
                 at = address_of(notes)
                 notes_pinned = not isinstance(notes.obj, bytearray)
-                self._copy(pieces, table, at + plan.status_bytes if notes_pinned else None)
+                self._copy(pieces, table, about.most_bytes, at + plan.status_bytes if notes_pinned else None)
                 runtime.after(side.decoding, runtime.record(side.arriving))
                 self._plans.codec.decode(plan, streams, staging, self._view, side.decoding)
                 back = runtime.to_pinned if notes_pinned else runtime.to_host
@@ -201,7 +224,7 @@ class _OnDevice:
                 side.staging.give(staging, decoded)
         return _Batch(side, plan, decoded, notes)
 
-    def _copy(self, pieces: Sequence[memoryview], table: NDArray[np.uint64], at: int | None) -> None:
+    def _copy(self, pieces: Sequence[memoryview], table: NDArray[np.uint64], most_bytes: int, at: int | None) -> None:
         """Copy these to where the table says on the device; it lies at `at` in pinned memory, unless that is None."""
         side, runtime = self._side, self._side.runtime
         addresses = [0] * len(pieces)
@@ -214,8 +237,7 @@ class _OnDevice:
                 runtime.to_device(int(table[number, 1]), address_of(piece), piece.nbytes, side.arriving)
             table[number, 2] = 0
         table[:, 0] = addresses
-        most_bytes = int(table[:, 2].max())
-        if at is not None and most_bytes:
+        if at is not None and any(addresses):
             runtime.gather(at, len(table), most_bytes, side.arriving)
 
     def _own(self, pages: Sequence[Arrived]) -> list[list[memoryview]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import operator
 import struct
 from dataclasses import dataclass, fields, replace
@@ -192,15 +194,15 @@ class CacheLayout:
         Raises:
             LocalProtocolError: naming what is wrong with them.
         """
-        counts = [0] * self.pages_per_array
-        before = -1
         coded = range(min(self.raw_head, self.tokens), max(self.tokens - self.raw_tail, 0))
-        for token in tokens:
-            if token <= before or token not in coded:
-                raise LocalProtocolError(f"fine tokens must increase and not be raw: {token} after {before}")
-            counts[token // self.page_tokens] += 1
-            before = token
-        return replace(self, fine=tuple(counts) if before >= 0 else ())
+        # There may be many thousands of them, before the first byte is sent.
+        if not (all(map(coded.__contains__, tokens)) and all(map(operator.lt, tokens, tokens[1:]))):
+            pairs = zip((-1, *tokens), tokens, strict=False)
+            before, token = next(pair for pair in pairs if pair[1] <= pair[0] or pair[1] not in coded)
+            raise LocalProtocolError(f"fine tokens must increase and not be raw: {token} after {before}")
+        ends = [bisect.bisect_left(tokens, page * self.page_tokens) for page in range(self.pages_per_array + 1)]
+        counts = tuple(end - begin for begin, end in itertools.pairwise(ends))
+        return replace(self, fine=counts if tokens else ())
 
     def layer_pages(self, layer: int) -> range:
         """Numbers of the pages of one layer."""
