@@ -136,7 +136,7 @@ def main() -> int:
     parser.add_argument("--layers", type=int, default=32, help="of the model (default: 32)")
     parser.add_argument("--rate", default="25Gbit", help="limit of the link (default: 25Gbit)")
     parser.add_argument("--lanes", type=int, default=4, help="connections (default: 4)")
-    parser.add_argument("--page-tokens", type=int, default=1024, help="tokens of a page (default: 1024)")
+    parser.add_argument("--page-tokens", type=int, default=2048, help="tokens of a page (default: 2048)")
     parser.add_argument("--new-tokens", type=int, default=32, help="tokens to decode (default: 32)")
     parser.add_argument("--codecs", nargs="+", default=["bf16", "int8", "int4", "lynx", "default"])
     options = parser.parse_args()

@@ -326,7 +326,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="of paced transfers")
     parser.add_argument("--unpaced", type=int, default=3, help="rounds of unpaced transfers")
     parser.add_argument("--lanes", type=int, default=4)
-    parser.add_argument("--page-tokens", type=int, default=1024)
+    parser.add_argument("--page-tokens", type=int, default=2048)
     parser.add_argument("--null", action="store_true", help="without a device: what Python costs (perf/null_cuda.py)")
     parser.add_argument("--window-bytes", type=int, default=96 << 20, help="of residuals, at the receiver")
     options = parser.parse_args()

@@ -75,8 +75,8 @@ class LinkConfig:
     def for_devices(cls, **others: Any) -> LinkConfig:
         """Settings for caches in the memory of accelerators on links above 10 Gbit/s (docs/gpu.md), for both sides.
 
-        Streams of pages of 1,024 tokens (8 heads of 128) are one segment each, batches of residuals have room, all
-        lanes carry them, and a sender need not wait for its first answer.
+        Streams of pages of 2,048 tokens (8 heads of 128) are one segment each (but for bf16), batches of residuals have
+        room, all lanes carry them, and a sender need not wait for its first answer.
 
         Args:
             others: attributes that shall be different.
