@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +69,14 @@ def has_kernels(codec: Codec, shape: PageShape | None = None) -> bool:
     return not too_large and _shared_bytes(codec, shape) <= _MAX_SHARED_BYTES
 
 
+@dataclass(slots=True)
+class _Function:
+    """A kernel, and how much memory its blocks may share: to ask CuPy for that lets go of the interpreter lock."""
+
+    kernel: Any
+    most_shared_bytes: int
+
+
 class DeviceCodec:
     """A codec on one device. Its bytes and floats are those of `codec`, bit for bit.
 
@@ -89,7 +98,7 @@ class DeviceCodec:
         self._raw = isinstance(codec, Bfloat16Codec)
         self._constants: dict[str, tuple[np.uint64, Any]] = {}
         """Addresses of small tables on the device, and what keeps them."""
-        self._functions: dict[tuple[Any, ...], Any] = {}
+        self._functions: dict[tuple[Any, ...], _Function] = {}
         # Small tables are uploaded here: nobody else's work is waited for.
         with cupy().cuda.Device(device):
             self._uploads = cupy().cuda.Stream(non_blocking=True)
@@ -291,13 +300,13 @@ class DeviceCodec:
         # What of the view the macros of `_view_defines` depend on, without them: they take longer than the launch.
         strides = (view.token_stride, view.head_stride, view.block_stride)
         key = (name, more, view.dtype, view.heads, view.head_size, strides, view.pointer % 16, view.block_tokens > 0)
-        function = self._functions.get(key)
-        if function is None:
+        found = self._functions.get(key)
+        if found is None:
             function = kernel(self.device, file, name, (*_view_defines(view), *codec_defines(self.codec), *more))
-            self._functions[key] = function
-        if shared_bytes > function.max_dynamic_shared_size_bytes:
-            function.max_dynamic_shared_size_bytes = _MAX_SHARED_BYTES
-        launch(self.device, function, grid, threads, shared_bytes, arguments, stream)
+            found = self._functions[key] = _Function(function, function.max_dynamic_shared_size_bytes)
+        if shared_bytes > found.most_shared_bytes:
+            found.kernel.max_dynamic_shared_size_bytes = found.most_shared_bytes = _MAX_SHARED_BYTES
+        launch(self.device, found.kernel, grid, threads, shared_bytes, arguments, stream)
 
     def _exact_launch(self, view: DeviceView, stream: Any) -> Launch:
         def launch(

@@ -40,7 +40,7 @@ _CALLS = {
 }
 _NOT_READY = 600
 
-_FORMATS = {np.uint64: "Q", np.int64: "q", np.int32: "i"}
+_FORMATS: dict[type, str] = {np.uint64: "Q", np.int64: "q", np.int32: "i"}
 """Of arguments, for `Struct`."""
 
 _MOST_ARGUMENT_BYTES = 4096
@@ -136,7 +136,7 @@ class Driver:
             into.size.value = layout.size
         else:
             packed = _packed(arguments)
-            into.packed[: len(packed)] = packed
+            ctypes.memmove(into.packed, packed, len(packed))
             into.size.value = len(packed)
         x, y, z = (*grid, 1, 1)[:3]
         self._call("cuLaunchKernel", function, x, y, z, threads, 1, 1, shared_bytes, stream, None, into.extra)
