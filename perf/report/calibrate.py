@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from lynx_net.integrations.transformers import TransformersModel
     from perf.report.measure_time import Timing
 
-__all__ = ["DRAFTING", "PASSES", "coding_s", "passes", "receiving", "times_longer"]
+__all__ = ["DRAFTING", "PASSES", "coding_s", "passes", "pooled", "receiving", "undisturbed_s"]
 
 PASSES = (1, 8, 16, 24, 32, 65)
 """Tokens of the forward passes that are timed."""
@@ -78,10 +78,11 @@ async def _ready_s(timing: Timing, series: str, prompt: Sequence[int], rate_bps:
 async def receiving(timing: Timing, series: str, prompt: Sequence[int], rate_bps: float, passes_wanted: int) -> float:
     """As many times longer as a pass takes while the streams behind the first one arrive at this rate.
 
-    A median of transfers: of so many that about `passes_wanted` are made in them, but at most half that number.
+    All passes of some transfers together count: of so many that about `passes_wanted` are made in them, but at most
+    half that number.
     """
     loop = asyncio.get_running_loop()
-    found: list[float] = []
+    found: list[tuple[float, float]] = []
     made = 0
     while made < passes_wanted and 2 * len(found) < passes_wanted:
         model, transfer = await timing.request(series, prompt, rate_bps)
@@ -103,21 +104,34 @@ async def receiving(timing: Timing, series: str, prompt: Sequence[int], rate_bps
             await loop.run_in_executor(timing.thread, once)
         idle_s = (time.monotonic() - began_s) / _IDLE_PASSES
         made += len(ends) - 1
-        found.append(times_longer(ends, _at_s(transfer.residual_ready), idle_s))
-    return statistics.median(found)
+        took_s = max(_at_s(transfer.residual_ready) - ends[0], 0.0)
+        found.append((took_s, undisturbed_s(ends, ends[0] + took_s, idle_s)))
+    return pooled(found)
 
 
-def times_longer(ends_s: Sequence[float], until_s: float, idle_s: float) -> float:
-    """How many times `idle_s` passes took up to a moment; the rest of the pass that was under way went undisturbed.
+def pooled(found: Sequence[tuple[float, float]]) -> float:
+    """As many times longer as passes took in all transfers together.
+
+    Of a ratio of each transfer a median would be of little use: where one or two passes are made, a little more or less
+    of the last one doubles or halves it.
+
+    Args:
+        found: seconds that passes took in a transfer, and that they would have taken undisturbed.
+    """
+    took_s, alone_s = (sum(one) for one in zip(*found, strict=True))
+    return max(took_s / alone_s, 1.0) if alone_s else 1.0
+
+
+def undisturbed_s(ends_s: Sequence[float], until_s: float, idle_s: float) -> float:
+    """Seconds that passes up to a moment would have taken alone; the rest of the one under way went undisturbed.
 
     Args:
         ends_s: when the passes began, and when each of them ended; the last one not before `until_s`.
+        idle_s: of a pass with nothing else going on.
     """
-    if len(ends_s) < 2 or until_s <= ends_s[0]:
-        return 1.0
     whole = len(ends_s) - 1
-    left = min(max(ends_s[-1] - until_s, 0.0) / idle_s, 0.999)
-    return max((until_s - ends_s[0]) / ((whole - left) * idle_s), 1.0)
+    left = min(max(ends_s[-1] - until_s, 0.0) / idle_s, 1.0)
+    return max(whole - left, 0.0) * idle_s
 
 
 def _at_s(readiness: Any) -> float:

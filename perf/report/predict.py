@@ -139,8 +139,7 @@ def checked(
                     guesses = []
                     for one in records:
                         longer = middle_mean(of_round[one["number"]]) / pass_s[1]
-                        then_s = {count: at_s * longer for count, at_s in pass_s.items()}
-                        guesses.append(_predict(one, then_s, slower, speed, layouts[model]))
+                        guesses.append(_predict(one, pass_s, slower, speed, layouts[model], longer))
                     times = {
                         field: {
                             "predicted": statistics.median(guess[at] for guess in guesses),
@@ -181,9 +180,17 @@ def _speed(coding: Sequence[Record], model: str, series: str, like: Record) -> d
 
 
 def _predict(
-    record: Record, pass_s: Mapping[int, float], slower: float, speed: Mapping[str, Any], layout: CacheLayout
+    record: Record,
+    pass_s: Mapping[int, float],
+    slower: float,
+    speed: Mapping[str, Any],
+    layout: CacheLayout,
+    longer: float,
 ) -> list[float]:
-    """Times of 64 tokens for one transfer, told how many of its drafts stood."""
+    """Times of 64 tokens for one transfer, told how many of its drafts stood.
+
+    The machine computed so many times `longer` then than when `pass_s` and `speed` were measured.
+    """
     arriving = record.get("arriving_bytes", record["stream_bytes"])
     case = Case(
         stream_bytes=tuple(round(one * record["wire_share"]) for one in arriving),
@@ -191,9 +198,9 @@ def _predict(
         pages=2 * layout.layers * -(-record["tokens"] // PAGE_TOKENS),
         rate_bps=record["rate_bps"],
         latency_s=LATENCY_S,
-        encode_value_s=speed["encode"],
-        decode_value_s=tuple(speed["decode"][: len(arriving)]),
-        pass_s=pass_s,
+        encode_value_s=speed["encode"] * longer,
+        decode_value_s=tuple(one * longer for one in speed["decode"][: len(arriving)]),
+        pass_s={count: at_s * longer for count, at_s in pass_s.items()},
         receiving=slower,
     )
     all_stood = record["accepted"] == record["drafted"]

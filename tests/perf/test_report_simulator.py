@@ -16,7 +16,7 @@ from lynx_net.demo.exchange import STARTED_S
 from lynx_net.errors import LocalProtocolError
 from lynx_net.serdes.split import Situation, expected_time_s
 from lynx_net.wire.layout import CacheLayout
-from perf.report.calibrate import coding_s, times_longer
+from perf.report.calibrate import coding_s, pooled, undisturbed_s
 from perf.report.predict import checked, middle_mean
 from perf.report.simulator import Case, relative_error, streams_ready_s, token_times_s
 
@@ -180,17 +180,21 @@ def test_calibrations_are_those_of_the_codec_and_count_for_both_of_its_stages() 
 @pytest.mark.parametrize(
     ("ends", "until", "found"),
     [
-        ([0.0, 0.2, 0.4], 0.4, 2.0),
-        ([0.0, 0.2, 0.35], 0.3, 0.3 / (1.5 * 0.1)),
-        ([0.0, 0.05], 0.05, 1.0),
-        ([0.0], 0.0, 1.0),
-        ([1.0, 1.1], 0.9, 1.0),
+        ([0.0, 0.2, 0.4], 0.4, 0.2),
+        ([0.0, 0.2, 0.35], 0.3, 0.15),
+        ([0.0, 0.2, 0.5], 0.3, 0.1),
+        ([0.0], 0.0, 0.0),
+        ([1.0, 1.1], 1.0, 0.0),
     ],
 )
-def test_how_much_longer_passes_take_is_counted_up_to_the_last_byte(
-    ends: list[float], until: float, found: float
-) -> None:
-    assert times_longer(ends, until, 0.1) == pytest.approx(found)
+def test_passes_are_counted_up_to_the_last_byte(ends: list[float], until: float, found: float) -> None:
+    assert undisturbed_s(ends, until, 0.1) == pytest.approx(found)
+
+
+def test_passes_of_all_transfers_count_together() -> None:
+    assert pooled([(0.4, 0.2), (0.3, 0.15), (0.3, 0.05)]) == pytest.approx(2.5)
+    assert pooled([(0.1, 0.2)]) == 1.0
+    assert pooled([(0.0, 0.0)]) == 1.0
 
 
 class PacedCoding:
