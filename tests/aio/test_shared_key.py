@@ -17,7 +17,15 @@ import lynx_net
 from lynx_net.aio.handshake import make_hello
 from lynx_net.errors import HandshakeError, LocalProtocolError, PeerTimeoutError
 from lynx_net.wire.frames import HEADER_BYTES, pack_control
-from lynx_net.wire.messages import Hello, Message, Proof, Reject, decode_message, encode_message
+from lynx_net.wire.messages import (
+    PROTOCOL_VERSION,
+    Hello,
+    Message,
+    Proof,
+    Reject,
+    decode_message,
+    encode_message,
+)
 from lynx_net.wire.proof import CONNECTING, SERVING, prove
 
 KEY = os.urandom(32)
@@ -252,4 +260,4 @@ async def test_a_peer_of_another_version_is_told_so() -> None:
         writer.write(pack_control(old))
         answer = await _read(reader)
         assert isinstance(answer, Reject)
-        assert "its version is 1, this side speaks 3" in answer.reason
+        assert f"its version is 1, this side speaks {PROTOCOL_VERSION}" in answer.reason
