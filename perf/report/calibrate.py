@@ -34,7 +34,6 @@ DRAFTING = ("lynx", "default")
 """Codecs of more than one stream."""
 
 _UNPACED_BPS = 100e9
-_CODING_ROUNDS = 2
 _LINK_SHARE = 0.5
 """Of the time that coding takes, the bytes need so much at the rate of the link."""
 
@@ -55,18 +54,20 @@ def passes(model: TransformersModel, tokens: int, repeats: int = 3) -> dict[str,
     return found
 
 
-async def coding_s(timing: Timing, series: str, prompt: Sequence[int]) -> list[float]:
+async def coding_s(timing: Timing, series: str, prompt: Sequence[int], rounds: int) -> list[float]:
     """Seconds until each stream is in place, nothing being decoded, on a link that needs half of them; medians."""
-    ready_s, stream_bytes = await _ready_s(timing, series, prompt, _UNPACED_BPS)
-    ready_s, _ = await _ready_s(timing, series, prompt, 8 * stream_bytes / (_LINK_SHARE * ready_s[-1]))
+    ready_s, stream_bytes = await _ready_s(timing, series, prompt, _UNPACED_BPS, rounds)
+    ready_s, _ = await _ready_s(timing, series, prompt, 8 * stream_bytes / (_LINK_SHARE * ready_s[-1]), rounds)
     return ready_s
 
 
-async def _ready_s(timing: Timing, series: str, prompt: Sequence[int], rate_bps: float) -> tuple[list[float], int]:
+async def _ready_s(
+    timing: Timing, series: str, prompt: Sequence[int], rate_bps: float, rounds: int
+) -> tuple[list[float], int]:
     """Seconds until each stream is in place at this rate, medians; also returns the bytes of all streams."""
     found: list[list[float]] = []
     total_bytes = 0
-    for _ in range(_CODING_ROUNDS):
+    for _ in range(rounds):
         _, transfer = await timing.request(series, prompt, rate_bps)
         async with timing.watched(transfer):
             await transfer.complete

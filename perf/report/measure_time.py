@@ -302,8 +302,7 @@ async def time_model(
                 checked = "default" if at_reference else None
                 records.extend(await timing.round_of(list(SERIES), prompt, rate, turn, cells, checked))
                 if turn == 0:
-                    passes_wanted = scope.receiving_passes
-                    made = await _calibrated(timing, name, prompt, rate, calibration_cells, passes_wanted, at_reference)
+                    made = await _calibrated(timing, name, prompt, rate, calibration_cells, scope, coding=at_reference)
                     for what, found in made.items():
                         calibrations[what] += found
             progress.tell(
@@ -330,7 +329,8 @@ async def _calibrated(
     prompt: Sequence[int],
     rate_bps: float,
     cells: Cells,
-    passes_wanted: int,
+    scope: Scope,
+    *,
     coding: bool,
 ) -> dict[str, list[dict[str, Any]]]:
     """What `calibrate` measures for this length and rate, with `coding` also how long that takes."""
@@ -338,18 +338,18 @@ async def _calibrated(
     found: dict[str, list[dict[str, Any]]] = {"receiving": [], "coding": []}
     for series in DRAFTING:
         where: dict[str, Any] = {"model": name, "tokens": tokens, "rate_bps": rate_bps, "series": series}
-        key = {"what": "receiving", "passes": passes_wanted, **where}
+        key = {"what": "receiving", "passes": scope.receiving_passes, **where}
         held = cells.held(key)
         if held is None:
-            held = await receiving(timing, series, prompt, rate_bps, passes_wanted)
+            held = await receiving(timing, series, prompt, rate_bps, scope.receiving_passes)
             cells.put(key, held)
         found["receiving"].append({**where, "times_longer": held})
     for series in SERIES if coding else ():
         where = {"model": name, "tokens": tokens, "series": series}
-        key = {"what": "coding", **where}
+        key = {"what": "coding", "rounds": scope.coding_rounds, **where}
         held = cells.held(key)
         if held is None:
-            held = await coding_s(timing, series, prompt)
+            held = await coding_s(timing, series, prompt, scope.coding_rounds)
             cells.put(key, held)
         found["coding"].append({**where, "ready_s": held})
     return found

@@ -225,7 +225,7 @@ class PacedCoding:
 
 def test_coding_is_timed_beside_a_pacer_that_does_not_limit_it() -> None:
     timing: Any = PacedCoding()
-    assert asyncio.run(coding_s(timing, "lynx", [1, 2])) == pytest.approx([1.1, 2.2])
+    assert asyncio.run(coding_s(timing, "lynx", [1, 2], 2)) == pytest.approx([1.1, 2.2])
     assert timing.rates_bps[-1] == pytest.approx(8e6), "the bytes take half of the two seconds"
 
 
