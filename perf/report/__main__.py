@@ -23,7 +23,7 @@ from lynx_net.demo.process import limit_threads, run_loop
 if __name__ == "__main__":
     limit_threads()  # before torch is imported
 
-from lynx_net.errors import BackendMissingError, LocalProtocolError, LynxError
+from lynx_net.errors import BackendMissingError, LynxError
 from perf.report.scope import FULL, QUICK, Progress
 
 if TYPE_CHECKING:
@@ -100,7 +100,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         check_device(options.device)
         if options.results is not None:
-            results = _derived_anew(options.results)
+            from perf.report.parts import load
+
+            results = load(options.results)
         else:
             results = _measured(options, list(sys.argv[1:] if arguments is None else arguments), progress)
         page = write(results, options.out)
@@ -123,24 +125,13 @@ def _writer(*, raw_will_do: bool) -> Callable[[Mapping[str, Any], Path], Path]:
         reason = str(error)
 
         def write(results: Mapping[str, Any], folder: Path) -> Path:
-            folder.mkdir(parents=True, exist_ok=True)
-            file = folder / "results.json"
-            file.write_text(json.dumps(results, separators=(",", ":")) + "\n", "utf-8")
+            from perf.report.parts import dump
+
+            file = dump(results, folder)
             print(f"perf.report: {reason}; draw elsewhere: python -m perf.report --from {file}", file=sys.stderr)
             return file
 
     return write
-
-
-def _derived_anew(files: Sequence[Path]) -> dict[str, Any]:
-    """Raw results of earlier runs, with the simulator's figures as this version makes them."""
-    from perf.report.parts import FORMAT, joined
-
-    held = [json.loads(file.read_text("utf-8")) for file in files]
-    for file, one in zip(files, held, strict=True):
-        if one["format"] != FORMAT:
-            raise LocalProtocolError(f"{file} is of another version of this program, which has to draw it")
-    return joined(held)
 
 
 def publish(folder: Path) -> None:

@@ -9,6 +9,7 @@ from perf.report import figures_beyond, figures_drafts, figures_quality, figures
 from perf.report.draw import standalone
 from perf.report.figure import Block, Table, by_text, cell, only, samples, timed
 from perf.report.page import render
+from perf.report.parts import dump
 from perf.report.scope import FULL
 from perf.report.stats import Estimate, estimate, share
 
@@ -166,12 +167,11 @@ def _cells(results: Results) -> list[dict[str, Any]]:
 
 def write(results: Results, folder: Path) -> Path:
     """Write page, plots and raw results into a folder, which is made if need be; returns the page."""
-    folder.mkdir(parents=True, exist_ok=True)
+    dump(results, folder)
     blocks = blocks_of(results)
     for block in blocks:
         if block.svg is not None:
             (folder / f"{block.name}.svg").write_text(standalone(block.svg), "utf-8")
-    (folder / "results.json").write_text(json.dumps(results, separators=(",", ":")) + "\n", "utf-8")
     (folder / "machine.json").write_text(json.dumps(results["machine"], indent=1) + "\n", "utf-8")
     page = folder / "index.html"
     page.write_text(render(results, blocks, verdicts_of(results), notes_of(results)), "utf-8")

@@ -7,8 +7,10 @@ which command it was measured.
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
+from lynx_net.errors import LocalProtocolError
 from lynx_net.wire.layout import CacheLayout
 from perf.report import measure_concurrent, measure_device, predict
 from perf.report.device import SHAPES
@@ -19,8 +21,9 @@ from perf.report.tasks import CHECKED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
-__all__ = ["FORMAT", "PARTS", "SCALING_MODEL", "TITLES", "joined", "merged"]
+__all__ = ["FORMAT", "PARTS", "SCALING_MODEL", "TITLES", "dump", "load", "merged"]
 
 FORMAT = 2
 TITLES = {"smollm2": "SmolLM2-135M", "gemma3": "Gemma 3 270M"}
@@ -33,6 +36,9 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "device": ("device",),
 }
 """Which fields of the raw results belong to which part."""
+
+_DERIVED = ("device_transfers", "concurrent", "simulator")
+"""Fields that follow from the others: they are not in the file."""
 
 _EMPTY: Mapping[str, Any] = {
     **dict.fromkeys(("transfers", "sends", "receiving", "coding", "peers", *QUALITY_FIELDS), ()),
@@ -90,8 +96,27 @@ def merged(found: Mapping[str, Mapping[str, Any]], earlier: Mapping[str, Any] | 
     return results
 
 
-def joined(several: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The raw results of several runs as one; of a part that several have, the last one's are taken."""
+def dump(results: Mapping[str, Any], folder: Path) -> Path:
+    """Write `results.json`, what was measured, into a folder, which is made if need be; returns the file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "results.json"
+    kept = {name: value for name, value in results.items() if name not in _DERIVED}
+    file.write_text(json.dumps(kept, separators=(",", ":")) + "\n", "utf-8")
+    return file
+
+
+def load(files: Sequence[Path]) -> dict[str, Any]:
+    """The raw results of several runs as one; of a part that several have, the last one's are taken.
+
+    What follows from what was measured, the simulator's figures among it, is as this version makes it.
+
+    Raises:
+        LocalProtocolError: a file is of another format.
+    """
+    several = [json.loads(file.read_text("utf-8")) for file in files]
+    for file, one in zip(files, several, strict=True):
+        if one["format"] != FORMAT:
+            raise LocalProtocolError(f"{file} is of another version of this program, which has to draw it")
     found = {
         part: {"fields": {name: one[name] for name in names}, "about": one["parts"][part]}
         for one in several

@@ -6,12 +6,12 @@ They are the table between two comments, of which the first names the folder of 
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perf.report.build import verdicts_of
+from perf.report.parts import load
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -66,6 +66,6 @@ def published(readme: str) -> tuple[str, str]:
 def rewritten(readme: str, folder: str) -> str:
     """A README with the figures of the results in another folder of the repository."""
     published(readme)
-    results = json.loads((ROOT / folder / "results.json").read_text("utf-8"))
+    results = load([ROOT / folder / "results.json"])
     block = f"<!-- evaluation: {folder} -->\n{block_of(results, folder)}<!-- end of evaluation -->"
     return _BLOCK.sub(lambda _: block, readme)

@@ -16,9 +16,10 @@ import reportkit
 if not all(importlib.util.find_spec(needed) for needed in ("matplotlib", "scipy")):
     pytest.skip("needs matplotlib and scipy (extra report)", allow_module_level=True)
 
+from lynx_net.errors import LocalProtocolError
 from perf.report.build import FIGURES, write
 from perf.report.draw import ACCENTS, GRID, INK, PAPER, color
-from perf.report.parts import PARTS, merged
+from perf.report.parts import PARTS, dump, load, merged
 from perf.report.series import SERIES
 
 if TYPE_CHECKING:
@@ -125,8 +126,21 @@ def test_parts_that_were_not_measured_are_named_and_added_later(tmp_path: Path) 
     assert set(both["parts"]) == {"quality", "peers"}
 
 
+def test_what_follows_from_a_file_is_made_when_it_is_read(tmp_path: Path) -> None:
+    peers = {name: reportkit.canned()[name] for name in PARTS["peers"]}
+    results = merged({"peers": {"fields": peers, "about": reportkit.about("peers")}})
+    file = dump(results, tmp_path / "made")
+    assert load([file]) == results
+    file.write_text(file.read_text().replace('"format":2', '"format":1'))
+    with pytest.raises(LocalProtocolError, match="another version"):
+        load([file])
+
+
 def test_a_run_writes_its_raw_results_and_its_machine(folder: Path) -> None:
-    assert json.loads((folder / "results.json").read_text()) == reportkit.canned()
+    measured = reportkit.canned()
+    for name in ("device_transfers", "concurrent", "simulator"):  # which follow from the others
+        del measured[name]
+    assert json.loads((folder / "results.json").read_text()) == measured
     assert json.loads((folder / "machine.json").read_text())["cores"] == 2
 
 
