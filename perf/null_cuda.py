@@ -48,8 +48,6 @@ class _Context:
 class _Event(_Context):
     done = True
 
-    def record(self, stream: object) -> None: ...
-
 
 class _Memory:
     def __init__(self, size_bytes: int, *_: object) -> None:

@@ -99,6 +99,7 @@ class DeviceCodec:
         self._constants: dict[str, tuple[np.uint64, Any]] = {}
         """Addresses of small tables on the device, and what keeps them."""
         self._functions: dict[tuple[Any, ...], _Function] = {}
+        """By name, shape of heads and streams: the macros of a codec, all in one key, take longer than a launch."""
         # Small tables are uploaded here: nobody else's work is waited for.
         with cupy().cuda.Device(device):
             self._uploads = cupy().cuda.Stream(non_blocking=True)
@@ -297,13 +298,12 @@ class DeviceCodec:
         *more: tuple[str, int],
         threads: int = _BLOCK_THREADS,
     ) -> None:
-        # What of the view the macros of `_view_defines` depend on, without them: they take longer than the launch.
-        strides = (view.token_stride, view.head_stride, view.block_stride)
-        key = (name, more, view.dtype, view.heads, view.head_size, strides, view.pointer % 16, view.block_tokens > 0)
-        found = self._functions.get(key)
+        defines = _view_defines(view)
+        found = self._functions.get((name, defines, more))
         if found is None:
-            function = kernel(self.device, file, name, (*_view_defines(view), *codec_defines(self.codec), *more))
-            found = self._functions[key] = _Function(function, function.max_dynamic_shared_size_bytes)
+            function = kernel(self.device, file, name, (*defines, *codec_defines(self.codec), *more))
+            found = _Function(function, function.max_dynamic_shared_size_bytes)
+            self._functions[name, defines, more] = found
         if shared_bytes > found.most_shared_bytes:
             found.kernel.max_dynamic_shared_size_bytes = found.most_shared_bytes = _MAX_SHARED_BYTES
         launch(self.device, found.kernel, grid, threads, shared_bytes, arguments, stream)

@@ -159,19 +159,19 @@ class Runtime:
 
     def record(self, stream: Any) -> Event:
         """The point that a stream has reached with what it has been given so far."""
-        event = self._event()
-        if self._driver is not None:
-            self._driver.record(event.ptr, stream.ptr)
-        else:
-            event.record(stream)
-        return Event(event, self._driver, self._spare)
+        return self._record(stream.ptr)
 
-    def _event(self) -> Any:
-        """One of CuPy's that nobody uses."""
+    def _record(self, stream: int) -> Event:
+        """The same of a cudaStream_t."""
         try:
-            return self._spare.popleft()
+            event = self._spare.popleft()
         except IndexError:
-            return self._cupy.cuda.Event(block=True, disable_timing=True)
+            event = self._cupy.cuda.Event(block=True, disable_timing=True)
+        if self._driver is not None:
+            self._driver.record(event.ptr, stream)
+        else:
+            self._calls.eventRecord(event.ptr, stream)
+        return Event(event, self._driver, self._spare)
 
     def after(self, stream: Any, event: Event) -> None:
         """What the stream is given from now on waits for the event; this thread does not."""
@@ -183,12 +183,7 @@ class Runtime:
     def after_caller(self, stream: Any, caller: int) -> None:
         """What the stream is given from now on waits for all that another stream (a cudaStream_t) has now."""
         with self.here():
-            event = self._event()
-            if self._driver is not None:
-                self._driver.record(event.ptr, caller)
-            else:
-                self._calls.eventRecord(event.ptr, caller)
-            self.after(stream, Event(event, self._driver, self._spare))
+            self.after(stream, self._record(caller))
 
     def to_host(self, target: int, source: int, size_bytes: int, stream: Any) -> None:
         """Copy from device memory to host memory; asynchronous if that is pinned."""

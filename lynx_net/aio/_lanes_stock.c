@@ -366,8 +366,8 @@ static void begin_burst(Reader *self)
 }
 
 /* Bytes have come, some of which may have filled payloads: they are the stock's. A burst that is over is worth a pause as
- * long as it took, if more of its stream is expected: a sender that hashes what it sends next is not done with it when
- * the receiver is, and to tell of every burst alone costs more than a burst. */
+ * long as it took, if more of its stream is expected and its sender has more: it hashes what it sends next, and is not done
+ * with that when the receiver is; and to tell of every burst alone costs more than a burst. */
 static void collect(Reader *self, size_t got)
 {
     Stock *stock = (Stock *)self->stock;

@@ -87,8 +87,6 @@ class _Context:
 class _Event(_Context):
     done = True
 
-    def record(self, stream: object) -> None: ...
-
 
 class _Pinned:
     def __init__(self, size_bytes: int, flags: int) -> None:
@@ -139,6 +137,7 @@ def emulated_cupy(order: int = 0) -> Iterator[Any]:
         PinnedMemory=_Pinned,
         runtime=SimpleNamespace(
             hostAllocPortable=1,
+            eventRecord=lambda *_: None,
             memsetAsync=lambda at, value, size, stream: ctypes.memset(at, value, size),
             getDeviceCount=lambda: 1,
             pointerGetAttributes=lambda pointer: SimpleNamespace(device=0),
