@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 MODELS = ("smollm2", "gemma3")
-PARTS = ("time", "quality", "peers", "device")
+PARTS = ("time", "concurrent", "quality", "peers", "device")
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -65,6 +65,14 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="transfers of each codec in the parts time and device (default: 100, of other lengths and rates 10, and "
         "5 on a device); the others keep their share, at least 3",
     )
+    parser.add_argument(
+        "--share",
+        type=_share,
+        default=(1, 1),
+        metavar="K/N",
+        help="with --only time: the K-th of N shares of the rounds, kept but not drawn, for N such runs at a time on "
+        "cores of their own (taskset); the same command without it takes what they measured",
+    )
     parser.add_argument("--fresh", action="store_true", help="take nothing from earlier runs")
     parser.add_argument(
         "--from",
@@ -80,7 +88,17 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if (options.device == "cuda") != ("device" in (options.only or ())) and options.only:
         parser.error("the part device needs --device cuda, which is for no other part")
+    if options.share != (1, 1) and (options.only != ["time"] or options.fresh):
+        parser.error("--share is of what --only time measures, and is no use with --fresh")
     return options
+
+
+def _share(text: str) -> tuple[int, int]:
+    """An argparse type."""
+    share, _, shares = text.partition("/")
+    if not (share.isdecimal() and shares.isdecimal() and 1 <= int(share) <= int(shares)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share such as 2/7")
+    return int(share), int(shares)
 
 
 def _positive(text: str) -> int:
@@ -105,6 +123,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             results = load(options.results)
         else:
             results = _measured(options, list(sys.argv[1:] if arguments is None else arguments), progress)
+        if options.share != (1, 1):
+            progress.tell("this share is measured; run the same without --share when all are")
+            return 0
         page = write(results, options.out)
         if options.readme:
             publish(options.out)
@@ -166,6 +187,7 @@ def _measured(options: argparse.Namespace, arguments: list[str], progress: Progr
             fresh=options.fresh,
             parts=[part for part in PARTS if part in wanted],
             earlier=earlier,
+            share=options.share,
         )
         found.append(results)
 

@@ -33,9 +33,9 @@ FIGURES: tuple[tuple[Callable[[Results], Block], tuple[str, ...]], ...] = (
     (figures_quality.pareto, ("time", "quality")),
     (figures_drafts.survival, ("quality",)),
     (figures_time.waiting, ("time or device",)),
-    (figures_beyond.concurrent, ("time", "quality")),
+    (figures_beyond.concurrent, ("concurrent", "quality")),
     (figures_beyond.simulator_error, ("time",)),
-    (figures_beyond.simulated, ("time", "quality")),
+    (figures_beyond.simulated, ("concurrent", "quality")),
     (figures_beyond.peers, ("peers",)),
     (figures_beyond.transports, ("peers",)),
 )

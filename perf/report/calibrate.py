@@ -7,7 +7,8 @@
    share few cores, and one interpreter has one lock. Nobody drafts there: passes follow each other, and
    passes with nothing on the link follow them at once.
 
-Transfers are looked at as often (`Timing.watched`) as those that are compared.
+Passes are timed once; the others right behind every transfer that they are to foretell, since a machine is not equally
+fast all the time. Transfers are looked at as often (`Timing.watched`) as those that are compared.
 """
 
 from __future__ import annotations
@@ -25,13 +26,10 @@ if TYPE_CHECKING:
     from lynx_net.integrations.transformers import TransformersModel
     from perf.report.measure_time import Timing
 
-__all__ = ["DRAFTING", "PASSES", "coding_s", "passes", "pooled", "receiving", "undisturbed_s"]
+__all__ = ["PASSES", "coding_s", "passes", "receiving", "times_longer", "undisturbed_s"]
 
 PASSES = (1, 8, 16, 24, 32, 65)
 """Tokens of the forward passes that are timed."""
-
-DRAFTING = ("lynx", "default")
-"""Codecs of more than one stream."""
 
 _UNPACED_BPS = 100e9
 _LINK_SHARE = 0.5
@@ -54,72 +52,63 @@ def passes(model: TransformersModel, tokens: int, repeats: int = 3) -> dict[str,
     return found
 
 
-async def coding_s(timing: Timing, series: str, prompt: Sequence[int], rounds: int) -> list[float]:
-    """Seconds until each stream is in place, nothing being decoded, on a link that needs half of them; medians."""
-    ready_s, stream_bytes = await _ready_s(timing, series, prompt, _UNPACED_BPS, rounds)
-    ready_s, _ = await _ready_s(timing, series, prompt, 8 * stream_bytes / (_LINK_SHARE * ready_s[-1]), rounds)
+async def coding_s(timing: Timing, series: str, prompt: Sequence[int]) -> list[float]:
+    """Seconds until each stream is in place, nothing being decoded, on a link that needs about half of them.
+
+    How fast that link is follows from the last time (`Timing.coding_bps`); the first time a transfer more tells it.
+    """
+    at = series, len(prompt)
+    if at not in timing.coding_bps:
+        await _ready_s(timing, series, prompt, _UNPACED_BPS)
+    return await _ready_s(timing, series, prompt, timing.coding_bps[at])
+
+
+async def _ready_s(timing: Timing, series: str, prompt: Sequence[int], rate_bps: float) -> list[float]:
+    """Seconds until each stream is in place at this rate; the next time the link needs half of them."""
+    _, transfer = await timing.request(series, prompt, rate_bps)
+    async with timing.watched(transfer):
+        await transfer.complete
+    began_s = transfer.offer.meta[STARTED_S]
+    ready_s = [_at_s(transfer.stream_ready(at)) - began_s for at in range(len(transfer.stream_names))]
+    timing.coding_bps[series, len(prompt)] = 8 * transfer.stats.total_bytes / (_LINK_SHARE * ready_s[-1])
     return ready_s
 
 
-async def _ready_s(
-    timing: Timing, series: str, prompt: Sequence[int], rate_bps: float, rounds: int
-) -> tuple[list[float], int]:
-    """Seconds until each stream is in place at this rate, medians; also returns the bytes of all streams."""
-    found: list[list[float]] = []
-    total_bytes = 0
-    for _ in range(rounds):
-        _, transfer = await timing.request(series, prompt, rate_bps)
-        async with timing.watched(transfer):
-            await transfer.complete
-        began_s, total_bytes = transfer.offer.meta[STARTED_S], transfer.stats.total_bytes
-        found.append([_at_s(transfer.stream_ready(at)) - began_s for at in range(len(transfer.stream_names))])
-    return [statistics.median(one) for one in zip(*found, strict=True)], total_bytes
-
-
-async def receiving(timing: Timing, series: str, prompt: Sequence[int], rate_bps: float, passes_wanted: int) -> float:
-    """As many times longer as a pass takes while the streams behind the first one arrive at this rate.
-
-    All passes of some transfers together count: of so many that about `passes_wanted` are made in them, but at most
-    half that number.
-    """
+async def receiving(timing: Timing, series: str, prompt: Sequence[int], rate_bps: float) -> tuple[float, float]:
+    """Seconds that passes took while the streams behind the first one arrived, and that they would have taken alone."""
     loop = asyncio.get_running_loop()
-    found: list[tuple[float, float]] = []
-    made = 0
-    while made < passes_wanted and 2 * len(found) < passes_wanted:
-        model, transfer = await timing.request(series, prompt, rate_bps)
-        tokens = model.length
+    model, transfer = await timing.request(series, prompt, rate_bps)
+    tokens = model.length
 
-        def once(model: TransformersModel = model, tokens: int = tokens) -> None:
-            model.forward([0])
-            model.truncate(tokens)
+    def once() -> None:
+        model.forward([0])
+        model.truncate(tokens)
 
-        async with timing.watched(transfer):
-            await transfer.anchor_ready
-            ends = [time.monotonic()]
-            while not transfer.residual_ready.done():
-                await loop.run_in_executor(timing.thread, once)
-                ends.append(time.monotonic())
-            await transfer.complete
-        began_s = time.monotonic()
-        for _ in range(_IDLE_PASSES):
+    async with timing.watched(transfer):
+        await transfer.anchor_ready
+        ends = [time.monotonic()]
+        while not transfer.residual_ready.done():
             await loop.run_in_executor(timing.thread, once)
-        idle_s = (time.monotonic() - began_s) / _IDLE_PASSES
-        made += len(ends) - 1
-        took_s = max(_at_s(transfer.residual_ready) - ends[0], 0.0)
-        found.append((took_s, undisturbed_s(ends, ends[0] + took_s, idle_s)))
-    return pooled(found)
+            ends.append(time.monotonic())
+        await transfer.complete
+    began_s = time.monotonic()
+    for _ in range(_IDLE_PASSES):
+        await loop.run_in_executor(timing.thread, once)
+    idle_s = (time.monotonic() - began_s) / _IDLE_PASSES
+    took_s = max(_at_s(transfer.residual_ready) - ends[0], 0.0)
+    return took_s, undisturbed_s(ends, ends[0] + took_s, idle_s)
 
 
-def pooled(found: Sequence[tuple[float, float]]) -> float:
+def times_longer(found: Sequence[tuple[float, float]]) -> float:
     """As many times longer as passes took in all transfers together.
 
     Of a ratio of each transfer a median would be of little use: where one or two passes are made, a little more or less
     of the last one doubles or halves it.
 
     Args:
-        found: seconds that passes took in a transfer, and that they would have taken undisturbed.
+        found: of each transfer, what `receiving` returned.
     """
-    took_s, alone_s = (sum(one) for one in zip(*found, strict=True))
+    took_s, alone_s = (sum(one) for one in zip(*found, strict=True)) if found else (0.0, 0.0)
     return max(took_s / alone_s, 1.0) if alone_s else 1.0
 
 

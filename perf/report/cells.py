@@ -7,6 +7,8 @@ machine. A change of any of them is another cell; nothing is ever out of date.
 from __future__ import annotations
 
 import ast
+import contextlib
+import fcntl
 import json
 import os
 import tempfile
@@ -16,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 __all__ = ["Cells", "fingerprint"]
 
@@ -106,6 +108,14 @@ class Cells:
             Path(name).unlink(missing_ok=True)
         self.made += 1
         self._mine.add(file)
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Other runs with these cells wait here; what the first one measures is held then."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with (self._folder / "lock").open("w") as opened:
+            fcntl.flock(opened, fcntl.LOCK_EX)
+            yield
 
     def _is_held(self, file: Path) -> bool:
         return file in self._mine if self._fresh else file.exists()

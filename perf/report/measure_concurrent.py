@@ -24,7 +24,26 @@ if TYPE_CHECKING:
     from perf.report.scope import Progress
     from perf.splits import Drafted
 
-__all__ = ["DECODE_TOKEN_S", "RATE_BPS", "REQUESTS", "all_at_once", "decoded", "measure_concurrent", "times_s"]
+__all__ = [
+    "DECODE_TOKEN_S",
+    "RATE_BPS",
+    "REQUESTS",
+    "SOURCES",
+    "all_at_once",
+    "decoded",
+    "measure_concurrent",
+    "times_s",
+]
+
+SOURCES = (
+    "codec/lynx_codec",
+    "lynx_net",
+    "perf/report/measure_concurrent.py",
+    "perf/report/predict.py:codec_speeds",
+    "perf/report/series.py",
+    "perf/splits.py",
+)
+"""What these times depend on, and those of codecs, beside the machine."""
 
 REQUESTS = 8
 RATE_BPS = 400e6

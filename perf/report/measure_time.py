@@ -20,7 +20,7 @@ from lynx_net.demo.pair import Pair
 from lynx_net.integrations.transformers import ProgressiveCache, TransformersModel, layout_of
 from lynx_net.speculation import Done, Draft, decode
 from lynx_net.wire.frames import HEADER_BYTES
-from perf.report.calibrate import DRAFTING, coding_s, passes, receiving
+from perf.report.calibrate import coding_s, passes, receiving
 from perf.report.prefill_process import TransferRequest, dtype_of, load_model
 from perf.report.scope import PAPER_RESIDUAL_TOKENS
 from perf.report.series import SERIES, AnchorOnly, codec_plan
@@ -34,20 +34,17 @@ if TYPE_CHECKING:
     from perf.report.corpus import Corpus
     from perf.report.scope import Progress, Scope
 
-__all__ = ["CALIBRATION_SOURCES", "SILENCE_S", "SOURCES", "Timing", "reference_rate_bps", "spent", "time_model"]
+__all__ = ["SILENCE_S", "SOURCES", "Timing", "reference_rate_bps", "spent", "time_model", "turns_of"]
 
 SOURCES = (
     "codec/lynx_codec",
     "lynx_net",
-    "perf/report/calibrate.py:passes",
+    "perf/report/calibrate.py",
     "perf/report/measure_time.py",
     "perf/report/prefill_process.py",
     "perf/report/series.py",
 )
 """What a transfer's times depend on, beside the machine."""
-
-CALIBRATION_SOURCES = (*SOURCES, "perf/report/calibrate.py")
-"""What the simulator is told depends on these."""
 
 NEW_TOKENS = 64
 """Also the most drafts, as in the paper."""
@@ -70,6 +67,7 @@ class Timing:
         thread: that the model computes in.
         loaded: the model, once `load` is done.
         pair: of the processes; whoever times transfers opens it and sets it.
+        coding_bps: codec and length of a prompt -> the rate at which the link takes half as long as coding did.
     """
 
     def __init__(self, name: str, device: str) -> None:
@@ -77,6 +75,7 @@ class Timing:
         self.pair: Pair | None = None
         self.thread = ThreadPoolExecutor(1, "decode")
         self.loaded: Any = None
+        self.coding_bps: dict[tuple[str, int], float] = {}
 
     async def load(self) -> None:
         """Load the model; the prefill process loads its own at the first request."""
@@ -142,6 +141,15 @@ class Timing:
             equal = again == list(done.tokens)
         return {**record, "plain_step_s": again_s / again_tokens, "equal_qfull": equal, **spent(record)}
 
+    async def calibrate(self, series: str, prompt: Sequence[int], rate_bps: float) -> dict[str, Any]:
+        """What the simulator is told of a codec; of `lynx, anchor only` nothing, since it is sent like lynx."""
+        if SERIES[series].stage == "anchor":
+            return {}
+        found: dict[str, Any] = {"coding_s": await coding_s(self, series, prompt)}
+        if len(found["coding_s"]) > 1:
+            found["receiving_s"] = await receiving(self, series, prompt, rate_bps)
+        return found
+
     @staticmethod
     @contextlib.asynccontextmanager
     async def watched(transfer: IncomingTransfer) -> AsyncIterator[list[tuple[float, int]]]:
@@ -162,8 +170,13 @@ class Timing:
         turn: int,
         cells: Cells,
         checked: str | None = None,
+        *,
+        calibrated: bool = False,
     ) -> list[dict[str, Any]]:
-        """One prompt with each of these codecs, of which `checked` has its text checked; who is first turns, too."""
+        """One prompt with each of these codecs, of which `checked` has its text checked; who is first turns, too.
+
+        Behind each transfer it is measured what the simulator is told of it, if they are to be `calibrated`.
+        """
         first = turn % len(names)
         found = []
         for series in [*names[first:], *names[:first]]:
@@ -173,6 +186,8 @@ class Timing:
             held = cells.held(key)
             if held is None:
                 held = await self.transfer(series, prompt, rate_bps, check=series == checked)
+                if calibrated:
+                    held |= await self.calibrate(series, prompt, rate_bps)
                 cells.put(key, held)
             found.append({**where, **held})
         return found
@@ -255,41 +270,60 @@ def reference_rate_bps(layout_tokens: int, config: Any, pass_s: dict[str, float]
     return float(f"{rate_bps:.1e}")
 
 
+def turns_of(
+    plan: Sequence[tuple[int, float, int]], share: tuple[int, int] = (1, 1)
+) -> list[tuple[int, int, float, int]]:
+    """Rounds as tokens, number, rate and how many there are of this setting; those of one prompt stand together, so
+    that it is prefilled once.
+
+    Args:
+        plan: tokens, rate and rounds of every setting.
+        share: the first of how many equal ones.
+    """
+    turns = sorted((tokens, turn, rate, rounds) for tokens, rate, rounds in plan for turn in range(rounds))
+    return turns[share[0] - 1 :: share[1]]
+
+
 async def time_model(
-    name: str, corpus: Corpus, scope: Scope, cells: Cells, calibration_cells: Cells, progress: Progress, *, sweep: bool
+    name: str,
+    corpus: Corpus,
+    scope: Scope,
+    cells: Cells,
+    progress: Progress,
+    *,
+    sweep: bool,
+    share: tuple[int, int] = (1, 1),
 ) -> dict[str, Any]:
     """All transfers of one model: the reference, and with `sweep` other lengths and rates.
 
     Args:
-        cells, calibration_cells: of transfers, and of what `calibrate` measures.
+        share: the first of how many equal ones, of the rounds; of so many runs at a time that share their cells.
 
     Returns:
-        `transfers`, `passes` (seconds of forward passes by length), `reference`, `shape`, `receiving` and `coding` of
-        the raw results.
+        `transfers`, `passes` (seconds of forward passes by length), `reference` and `shape` of the raw results.
     """
     timing = Timing(name, "cpu")
     loop = asyncio.get_running_loop()
     await timing.load()
     config = timing.loaded.model.config
     found_passes: dict[str, dict[str, float]] = {}
-    for tokens in (scope.time_tokens, *(scope.sweep_tokens if sweep else ())):
-        key = {"what": "passes", "model": name, "tokens": tokens}
-        held = cells.held(key)
-        if held is None:
-            model = await loop.run_in_executor(timing.thread, timing.model_on, tokens)
-            held = await loop.run_in_executor(timing.thread, passes, model, tokens)
-            cells.put(key, held)
-        found_passes[str(tokens)] = held
+    with cells.alone():
+        for tokens in (scope.time_tokens, *(scope.sweep_tokens if sweep else ())):
+            key = {"what": "passes", "model": name, "tokens": tokens}
+            held = cells.held(key)
+            if held is None:
+                model = await loop.run_in_executor(timing.thread, timing.model_on, tokens)
+                held = await loop.run_in_executor(timing.thread, passes, model, tokens)
+                cells.put(key, held)
+            found_passes[str(tokens)] = held
     rate_bps = reference_rate_bps(scope.time_tokens, config, found_passes[str(scope.time_tokens)])
     reference = {"tokens": scope.time_tokens, "rate_bps": rate_bps}
     plan = [(scope.time_tokens, rate_bps, scope.rounds if sweep else scope.other_rounds)]
     if sweep:
         plan += [(tokens, rate_bps, scope.sweep_rounds) for tokens in scope.sweep_tokens]
         plan += [(scope.time_tokens, rate_bps * factor, scope.rounds_at(factor)) for factor in scope.sweep_rates]
-    # Settings of one prompt stand together, so that it is prefilled once.
-    turns = sorted((tokens, turn, rate, rounds) for tokens, rate, rounds in plan for turn in range(rounds))
+    turns = turns_of(plan, share)
     records: list[dict[str, Any]] = []
-    calibrations: dict[str, list[dict[str, Any]]] = {"receiving": [], "coding": []}
     # Segments are as small as the lowest rate wants them, whatever the rate of a transfer is.
     options = DemoOptions(rate=f"{min(rate for _, rate, _ in plan) / 1e6:g}Mbit", timeout_s=SILENCE_S)
 
@@ -300,11 +334,8 @@ async def time_model(
                 prompt = make_task(timing.loaded.tokenizer, corpus, "summary", turn, tokens, 0).prompt
                 at_reference = {"tokens": tokens, "rate_bps": rate} == reference
                 checked = "default" if at_reference else None
-                records.extend(await timing.round_of(list(SERIES), prompt, rate, turn, cells, checked))
-                if turn == 0:
-                    made = await _calibrated(timing, name, prompt, rate, calibration_cells, scope, coding=at_reference)
-                    for what, found in made.items():
-                        calibrations[what] += found
+                made = await timing.round_of(list(SERIES), prompt, rate, turn, cells, checked, calibrated=True)
+                records.extend(made)
             progress.tell(
                 f"{name}: transfers of {tokens} tokens at {rate / 1e6:g} Mbit/s, round {turn + 1} of {rounds}; "
                 f"about {left.seconds / 60:.0f} min left for {name}"
@@ -319,40 +350,7 @@ async def time_model(
         "passes": found_passes,
         "reference": reference,
         "shape": {"layers": shape.layers, "heads": shape.heads, "size": shape.key_size},
-        **calibrations,
     }
-
-
-async def _calibrated(
-    timing: Timing,
-    name: str,
-    prompt: Sequence[int],
-    rate_bps: float,
-    cells: Cells,
-    scope: Scope,
-    *,
-    coding: bool,
-) -> dict[str, list[dict[str, Any]]]:
-    """What `calibrate` measures for this length and rate, with `coding` also how long that takes."""
-    tokens = len(prompt) - 1
-    found: dict[str, list[dict[str, Any]]] = {"receiving": [], "coding": []}
-    for series in DRAFTING:
-        where: dict[str, Any] = {"model": name, "tokens": tokens, "rate_bps": rate_bps, "series": series}
-        key = {"what": "receiving", "passes": scope.receiving_passes, **where}
-        held = cells.held(key)
-        if held is None:
-            held = await receiving(timing, series, prompt, rate_bps, scope.receiving_passes)
-            cells.put(key, held)
-        found["receiving"].append({**where, "times_longer": held})
-    for series in SERIES if coding else ():
-        where = {"model": name, "tokens": tokens, "series": series}
-        key = {"what": "coding", "rounds": scope.coding_rounds, **where}
-        held = cells.held(key)
-        if held is None:
-            held = await coding_s(timing, series, prompt, scope.coding_rounds)
-            cells.put(key, held)
-        found["coding"].append({**where, "ready_s": held})
-    return found
 
 
 class _Left:

@@ -1,8 +1,8 @@
 """The parts of the raw results, and how those of several runs become one: for the figures it is all the same.
 
-Parts are `time` (transfers, codec speeds, concurrent requests), `quality` (answers, drafts, errors: the same on every
-machine), `peers` and `device` (transfers of a larger model on an accelerator). Each says on what machine and by
-which command it was measured.
+Parts are `time` (transfers), `concurrent` (concurrent requests, codec speeds), `quality` (answers, drafts, errors: the
+same on every machine), `peers` and `device` (transfers of a larger model on an accelerator). Each says on what machine
+and by which command it was measured.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ if TYPE_CHECKING:
 
 __all__ = ["FORMAT", "PARTS", "SCALING_MODEL", "TITLES", "dump", "load", "merged"]
 
-FORMAT = 2
+FORMAT = 3
 TITLES = {"smollm2": "SmolLM2-135M", "gemma3": "Gemma 3 270M"}
 SCALING_MODEL = "smollm2"
 
 PARTS: Mapping[str, tuple[str, ...]] = {
-    "time": ("transfers", "passes", "reference", "shapes", "speeds", "sends", "receiving", "coding"),
+    "time": ("transfers", "passes", "reference", "shapes"),
+    "concurrent": ("speeds", "sends"),
     "quality": QUALITY_FIELDS,
     "peers": ("peers", "transports"),
     "device": ("device",),
@@ -41,7 +42,7 @@ _DERIVED = ("device_transfers", "concurrent", "simulator")
 """Fields that follow from the others: they are not in the file."""
 
 _EMPTY: Mapping[str, Any] = {
-    **dict.fromkeys(("transfers", "sends", "receiving", "coding", "peers", *QUALITY_FIELDS), ()),
+    **dict.fromkeys(("transfers", "sends", "peers", *QUALITY_FIELDS), ()),
     **{name: {} for name in ("passes", "reference", "shapes", "speeds", "device")},
     "transports": {"mib": [], "figures": {}},
 }
@@ -144,7 +145,7 @@ def _simulator(results: Mapping[str, Any], stands: Mapping[str, Sequence[int]]) 
     transfers = [one for one in results["transfers"] if one["model"] in layouts]
     known = all(stands.values()) and results["speeds"]
     return {
-        "checked": predict.checked(transfers, results["passes"], results["speeds"], layouts, results),
+        "checked": predict.checked(transfers, results["passes"], layouts),
         "predicted": predict.predicted(stands, next(iter(results["speeds"].values()))) if known else [],
         "assumptions": predict.assumptions(),
     }

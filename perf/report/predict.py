@@ -6,13 +6,14 @@ import dataclasses
 import statistics
 import time
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lynx_codec import PageShape
 from lynx_net.wire.layout import CacheLayout
+from perf.report.calibrate import times_longer
 from perf.report.figure import only, values
 from perf.report.series import SERIES
 from perf.report.simulator import MAX_DRAFTS, Case, token_times_s
@@ -108,38 +109,37 @@ def codec_speeds(subject: Subject, cache: Codings, tokens: int) -> dict[str, Any
 def checked(
     transfers: Sequence[Record],
     passes: Mapping[str, Mapping[str, Mapping[str, float]]],
-    speeds: Mapping[str, Mapping[str, Any]],
     layouts: Mapping[str, CacheLayout],
-    calibrations: Mapping[str, Sequence[Record]],
 ) -> list[dict[str, Any]]:
     """Predicted beside measured times for every setting of the transfers.
 
     Args:
+        transfers: with what was measured behind each of them (`Timing.calibrate`).
         passes: model -> length -> tokens of a pass -> seconds.
-        speeds: model -> codec -> `codec_speeds`.
         layouts: model -> a layout of its cache, of any length.
-        calibrations: `receiving` and `coding` of the raw results (`calibrate`); without the former, a pass takes as
-            long while something arrives, without the latter `speeds` say how long coding takes.
     """
     found = []
     for model in values(transfers, "model"):
         mine = only(transfers, model=model)
         for tokens, rate in sorted({(one["tokens"], one["rate_bps"]) for one in mine}):
+            here = only(mine, tokens=tokens, rate_bps=rate)
             # Codecs take turns in a round, so all of them had the same machine; four tokens behind one transfer say
             # little of it.
             of_round: dict[int, list[float]] = {}
-            for one in only(mine, tokens=tokens, rate_bps=rate):
+            for one in here:
                 of_round.setdefault(one["number"], []).append(one["plain_step_s"])
+            pass_s = {int(count): at_s for count, at_s in passes[model][str(tokens)].items()}
             for series in SERIES:
-                records = only(mine, tokens=tokens, rate_bps=rate, series=series)
+                records = only(here, series=series)
                 if records:
-                    slower = _times_longer(calibrations["receiving"], model, tokens, rate, series)
-                    speed = _speed(calibrations["coding"], model, series, records[0]) or speeds[model][series]
-                    pass_s = {int(count): at_s for count, at_s in passes[model][str(tokens)].items()}
+                    told = {one["number"]: one for one in here if _tells_of(one, series)}
+                    slower = times_longer([one["receiving_s"] for one in told.values() if "receiving_s" in one])
                     guesses = []
                     for one in records:
-                        longer = middle_mean(of_round[one["number"]]) / pass_s[1]
-                        guesses.append(_predict(one, pass_s, slower, speed, layouts[model], longer))
+                        longer = statistics.fmean(of_round[one["number"]]) / pass_s[1]
+                        scaled = {count: at_s * longer for count, at_s in pass_s.items()}
+                        coding_s = told[one["number"]]["coding_s"]
+                        guesses.append(_predict(one, scaled, slower, coding_s, layouts[model]))
                     times = {
                         field: {
                             "predicted": statistics.median(guess[at] for guess in guesses),
@@ -151,56 +151,33 @@ def checked(
     return found
 
 
-def middle_mean(values: Sequence[float]) -> float:
-    """Mean of the middle half: where a machine has two speeds, a median of few jumps between them."""
-    ordered = sorted(values)
-    cut = len(ordered) // 4
-    return statistics.fmean(ordered[cut : len(ordered) - cut])
-
-
-def _times_longer(receiving: Sequence[Record], model: str, tokens: int, rate_bps: float, series: str) -> float:
-    """Of a pass while the streams behind the first one arrive; a codec of one stream has none."""
-    subject = SERIES[series].subject
-    found = [
-        one["times_longer"]
-        for one in only(receiving, model=model, tokens=tokens, rate_bps=rate_bps)
-        if SERIES[one["series"]].subject == subject
-    ]
-    return float(found[0]) if found else 1.0
-
-
-def _speed(coding: Sequence[Record], model: str, series: str, like: Record) -> dict[str, Any] | None:
-    """Seconds a value takes through encoder, loopback and decoder, by stream, in the form of `codec_speeds`."""
-    found = only(coding, model=model, series=series)
-    if not found:
-        return None
-    values_ = like["values"] / like["tokens"] * found[0]["tokens"]
-    ready: list[float] = found[0]["ready_s"]
-    return {"encode": 0.0, "decode": [(at_s - before_s) / values_ for before_s, at_s in pairwise((0.0, *ready))]}
+def _tells_of(record: Record, series: str) -> bool:
+    """Whether what was measured behind a transfer is of this codec, of whatever stage."""
+    return "coding_s" in record and SERIES[record["series"]].subject == SERIES[series].subject
 
 
 def _predict(
-    record: Record,
-    pass_s: Mapping[int, float],
-    slower: float,
-    speed: Mapping[str, Any],
-    layout: CacheLayout,
-    longer: float,
+    record: Record, pass_s: Mapping[int, float], slower: float, coding_s: Sequence[float], layout: CacheLayout
 ) -> list[float]:
     """Times of 64 tokens for one transfer, told how many of its drafts stood.
 
-    The machine computed so many times `longer` then than when `pass_s` and `speed` were measured.
+    Args:
+        pass_s: seconds of passes, as fast as the machine was then.
+        slower: as many times longer as they take while something arrives.
+        coding_s: seconds until each stream is in place without a limit.
     """
-    arriving = record.get("arriving_bytes", record["stream_bytes"])
+    arriving = record["arriving_bytes"]
     case = Case(
         stream_bytes=tuple(round(one * record["wire_share"]) for one in arriving),
         values=record["values"],
         pages=2 * layout.layers * -(-record["tokens"] // PAGE_TOKENS),
         rate_bps=record["rate_bps"],
         latency_s=LATENCY_S,
-        encode_value_s=speed["encode"] * longer,
-        decode_value_s=tuple(one * longer for one in speed["decode"][: len(arriving)]),
-        pass_s={count: at_s * longer for count, at_s in pass_s.items()},
+        encode_value_s=0.0,
+        decode_value_s=tuple(
+            (at_s - before_s) / record["values"] for before_s, at_s in pairwise((0.0, *accumulate(coding_s, max)))
+        ),
+        pass_s=pass_s,
         receiving=slower,
     )
     all_stood = record["accepted"] == record["drafted"]

@@ -41,6 +41,9 @@ DECIDING = ("numpy", "torch", "transformers")
 """Packages that figures of quality may depend on."""
 
 PACKAGES = ("numpy", "numba", "torch", "transformers", "matplotlib", "scipy")
+MACHINE = ("processor", "cores", "python", "packages")
+"""What times depend on, of the facts that are known of a machine."""
+
 IDLE_LOAD = 0.5
 """Processes that wanted a core, over the last minute; with more the page says that the machine was busy."""
 
@@ -57,6 +60,7 @@ class _Run:
     machine: Mapping[str, Any]
     fresh: bool
     threads: int
+    share: tuple[int, int]
     held: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
@@ -67,6 +71,10 @@ class _Run:
 
     def cells(self, basis: Mapping[str, Any]) -> Cells:
         return Cells(cache_folder() / "report" / "cells", basis, fresh=self.fresh)
+
+    def timed_cells(self, sources: Sequence[str], facts: Sequence[str] = MACHINE) -> Cells:
+        """Cells that depend on this code and on these facts of the machine."""
+        return self.cells({"code": fingerprint(sources), "machine": {name: self.machine[name] for name in facts}})
 
     def loaded(self, name: str, threads: int) -> Any:
         """A model on so many threads of torch; loaded once."""
@@ -100,6 +108,7 @@ async def measure(
     fresh: bool,
     parts: Sequence[str],
     earlier: Mapping[str, Any] | None = None,
+    share: tuple[int, int] = (1, 1),
 ) -> dict[str, Any]:
     """Measure everything, or some parts, and return the raw results.
 
@@ -111,6 +120,7 @@ async def measure(
         fresh: nothing is taken from earlier runs.
         parts: names of `PARTS`, measured in that order.
         earlier: raw results that all other parts are taken from.
+        share: of the rounds of transfers, the first of how many equal ones; less than all are only kept as cells.
     """
     check_device(device)
     corpus = None
@@ -120,13 +130,15 @@ async def measure(
     machine = {**machine_facts(_installed(PACKAGES)), "load_before": round(os.getloadavg()[0], 2)}
     if "device" in parts:
         machine["accelerator"] = measure_device.accelerator(device)
-    run = _Run(scope, models, device, corpus, progress, machine, fresh, threads)
+    run = _Run(scope, models, device, corpus, progress, machine, fresh, threads, share)
     found: dict[str, dict[str, Any]] = {}
     for part in parts:
         began_s = progress.took_s
         match part:
             case "time":
                 fields, cells = await _time(run)
+            case "concurrent":
+                fields, cells = await _concurrent(run)
             case "quality":
                 fields, cells = _quality(run)
             case "device":
@@ -151,20 +163,23 @@ async def measure(
 
 
 async def _time(run: _Run) -> tuple[dict[str, Any], Cells]:
-    """All times; nothing else runs meanwhile."""
-    known = {name: run.machine[name] for name in ("processor", "cores", "python", "packages")}
-    cells = run.cells({"code": fingerprint(measure_time.SOURCES), "machine": known})
-    calibration_cells = run.cells({"code": fingerprint(measure_time.CALIBRATION_SOURCES), "machine": known})
-    lists = ("transfers", "receiving", "coding")
-    fields: dict[str, Any] = {name: {} for name in PARTS["time"]} | {name: [] for name in lists}
+    """All transfers; nothing else runs meanwhile, on these cores at least."""
+    cells = run.timed_cells(measure_time.SOURCES)
+    fields: dict[str, Any] = {name: {} for name in PARTS["time"]} | {"transfers": []}
     for name in run.models:
         made = await measure_time.time_model(
-            name, run.prose, run.scope, cells, calibration_cells, run.progress, sweep=name == SCALING_MODEL
+            name, run.prose, run.scope, cells, run.progress, sweep=name == SCALING_MODEL, share=run.share
         )
-        for field in lists:
-            fields[field] += made[field]
+        fields["transfers"] += made["transfers"]
         fields["passes"][name], fields["reference"][name] = made["passes"], made["reference"]
         fields["shapes"][name] = made["shape"]
+    return fields, cells
+
+
+async def _concurrent(run: _Run) -> tuple[dict[str, Any], Cells]:
+    """Concurrent requests, and how fast a core is; nothing else runs meanwhile."""
+    cells = run.timed_cells(measure_concurrent.SOURCES)
+    fields: dict[str, Any] = {"speeds": {}}
     caches = {name: run.cache_of(name) for name in run.models}
     for name, cache in caches.items():
         fields["speeds"][name] = {
@@ -177,15 +192,12 @@ async def _time(run: _Run) -> tuple[dict[str, Any], Cells]:
     fields["sends"] = await measure_concurrent.measure_concurrent(
         caches[run.models[0]], run.scope.text_tokens, run.scope.concurrent_rounds, cells, run.progress
     )
-    cells.made += calibration_cells.made
-    cells.reused += calibration_cells.reused
     return fields, cells
 
 
 async def _device(run: _Run) -> tuple[dict[str, Any], Cells]:
     """Times on an accelerator; needs no weights and nothing from a network."""
-    known = {name: run.machine[name] for name in ("processor", "cores", "python", "packages", "accelerator")}
-    cells = run.cells({"code": fingerprint((*measure_time.SOURCES, *measure_device.SOURCES)), "machine": known})
+    cells = run.timed_cells((*measure_time.SOURCES, *measure_device.SOURCES), (*MACHINE, "accelerator"))
     made = await measure_device.measure_device(run.device, run.scope.device_rounds, cells, run.progress)
     return {"device": made}, cells
 
@@ -210,8 +222,7 @@ def _quality(run: _Run) -> tuple[dict[str, Any], Cells]:
 
 def _peers(run: _Run) -> tuple[dict[str, Any], Cells]:
     """Codecs and transports of others."""
-    known = {name: run.machine[name] for name in ("processor", "cores", "python", "packages")}
-    cells = run.cells({"code": fingerprint(PEER_SOURCES), "machine": known})
+    cells = run.timed_cells(PEER_SOURCES)
     found: list[dict[str, Any]] = []
     for name in run.models[:1] if run.scope.quick else run.models:
         found += measure_codecs(run.loaded(name, 1), name, run.prose, run.scope, cells, run.progress)
@@ -221,7 +232,7 @@ def _peers(run: _Run) -> tuple[dict[str, Any], Cells]:
 def _notes(part: str, run: _Run) -> list[str]:
     notes = []
     load_before = run.machine["load_before"]
-    if part == "time" and load_before > IDLE_LOAD:
+    if part in ("time", "concurrent") and load_before > IDLE_LOAD:
         notes.append(
             f"The machine had other work when the run began (load {load_before:g}): its times cannot be compared with "
             "others, and the simulator, which knows of no other work, cannot foretell them."

@@ -28,8 +28,6 @@ class Scope:
         sweep_rounds: the same for the other lengths and rates of figure 11; see `rounds_at`.
         sweep_tokens: lengths of figure 11 beside the reference.
         sweep_rates: rates of figure 11 beside the reference, as multiples of its rate.
-        receiving_passes: forward passes at each setting while something arrives, for the simulator.
-        coding_rounds: transfers of each codec that say how long coding takes, for the simulator.
         time_tokens: length of the reference.
         device_rounds: transfers of each codec at each rate of the model that runs on a device.
         concurrent_rounds: of the concurrent requests.
@@ -48,8 +46,6 @@ class Scope:
     sweep_rounds: int
     sweep_tokens: tuple[int, ...]
     sweep_rates: tuple[float, ...]
-    receiving_passes: int
-    coding_rounds: int
     time_tokens: int
     device_rounds: int
     concurrent_rounds: int
@@ -88,8 +84,6 @@ FULL = Scope(
     sweep_rounds=10,
     sweep_tokens=(512, 1024, 4096),
     sweep_rates=(0.5, 2.0, 4.0),
-    receiving_passes=24,
-    coding_rounds=5,
     time_tokens=2048,
     device_rounds=5,
     concurrent_rounds=20,
@@ -109,8 +103,6 @@ QUICK = Scope(
     sweep_rounds=1,
     sweep_tokens=(512,),
     sweep_rates=(4.0,),
-    receiving_passes=12,
-    coding_rounds=2,
     time_tokens=2048,
     device_rounds=3,
     concurrent_rounds=1,

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from perf.report.parts import PARTS
 from perf.report.series import SERIES, SPLIT_BITS
 from perf.report.simulator import Case, token_times_s
 
@@ -113,8 +114,8 @@ def canned() -> dict[str, Any]:
         "reference": {"tokens": 16384, "rate_bps": 8e9}, "left_out": ["cachegen"],
     }  # fmt: skip
     return {
-        "format": 2, "command": "python -m perf.report --quick", "version": "0", "date": "2026-01-01", "took_s": 60.0,
-        "machine": MACHINE, "parts": {part: about(part) for part in ("time", "quality", "peers", "device")},
+        "format": 3, "command": "python -m perf.report --quick", "version": "0", "date": "2026-01-01", "took_s": 60.0,
+        "machine": MACHINE, "parts": {part: about(part) for part in PARTS},
         "settings": {"quick": True, "models": MODELS, "time_models": {**MODELS, "llama8b": "8B, a card"},
                      "reference": {**REFERENCE, "llama8b": device["reference"]},
                      "checked_tasks": ["needle", "questions"],

@@ -19,7 +19,7 @@ if not all(importlib.util.find_spec(needed) for needed in ("matplotlib", "scipy"
 from lynx_net.errors import LocalProtocolError
 from perf.report.build import FIGURES, write
 from perf.report.draw import ACCENTS, GRID, INK, PAPER, color
-from perf.report.parts import PARTS, dump, load, merged
+from perf.report.parts import FORMAT, PARTS, dump, load, merged
 from perf.report.series import SERIES
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def test_parts_that_were_not_measured_are_named_and_added_later(tmp_path: Path) 
     whole["sends"] = [
         {"series": "int8", "round": 0, "receivers": [{"known_bits": [], "made_s": [], "verified_s": 1.0}]}
     ]
-    whole |= {name: {} for name in ("passes", "reference", "shapes", "speeds")} | {"receiving": [], "coding": []}
+    whole |= {name: {} for name in ("passes", "reference", "shapes", "speeds")}
     fields = {part: {name: whole[name] for name in names} for part, names in PARTS.items()}
     fields["device"] = {"device": whole["device"]}
     first = merged({"peers": {"fields": fields["peers"], "about": reportkit.about("peers")}})
@@ -131,7 +131,7 @@ def test_what_follows_from_a_file_is_made_when_it_is_read(tmp_path: Path) -> Non
     results = merged({"peers": {"fields": peers, "about": reportkit.about("peers")}})
     file = dump(results, tmp_path / "made")
     assert load([file]) == results
-    file.write_text(file.read_text().replace('"format":2', '"format":1'))
+    file.write_text(file.read_text().replace(f'"format":{FORMAT}', '"format":1'))
     with pytest.raises(LocalProtocolError, match="another version"):
         load([file])
 

@@ -16,8 +16,8 @@ from lynx_net.demo.exchange import STARTED_S
 from lynx_net.errors import LocalProtocolError
 from lynx_net.serdes.split import Situation, expected_time_s
 from lynx_net.wire.layout import CacheLayout
-from perf.report.calibrate import coding_s, pooled, undisturbed_s
-from perf.report.predict import checked, middle_mean
+from perf.report.calibrate import coding_s, times_longer, undisturbed_s
+from perf.report.predict import checked
 from perf.report.simulator import Case, relative_error, streams_ready_s, token_times_s
 
 if TYPE_CHECKING:
@@ -110,32 +110,29 @@ def test_errors_are_relative_to_what_was_measured() -> None:
     assert relative_error([1.1, 0.5], [1.0, 1.0]) == pytest.approx([0.1, -0.5])
 
 
+RECORD: dict[str, Any] = {
+    "model": "m", "number": 0, "tokens": 256, "rate_bps": 8e6, "values": 1_000_000, "wire_share": 1.0,
+    "accepted": 0, "drafted": 0, "plain_step_s": 0.05, "ttft_s": 1.0, "tt32t_s": 2.0, "tt64t_s": 3.0,
+}  # fmt: skip
+LAYOUTS = {"m": CacheLayout(layers=2, tokens=1, heads=1, key_size=64, value_size=64)}
+
+
+def predicted(records: list[dict[str, Any]], one_s: float = 0.05) -> list[dict[str, Any]]:
+    """What is predicted for each codec of these records, where a pass was measured to take `one_s`."""
+    return checked(records, {"m": {"256": {"1": one_s, "65": 2 * one_s}}}, LAYOUTS)
+
+
 def test_a_prediction_counts_headers_and_how_fast_the_machine_was_at_the_time() -> None:
     record = {
-        "model": "m", "number": 0, "tokens": 256, "rate_bps": 8e6, "series": "int8", "values": 1_000_000,
-        "stream_bytes": [1_000_000],
-        "wire_share": 1.25, "accepted": 0, "drafted": 0, "plain_step_s": 0.2, "ttft_s": 1.0, "tt32t_s": 2.0,
-        "tt64t_s": 3.0,
+        **RECORD, "series": "int8", "arriving_bytes": [1_000_000], "wire_share": 1.25, "plain_step_s": 0.2,
+        "coding_s": [0.0],
     }  # fmt: skip
-    layout = CacheLayout(layers=2, tokens=1, heads=1, key_size=64, value_size=64)
-    (found,) = checked(
-        [record],
-        {"m": {"256": {"1": 0.1, "65": 0.3}}},
-        {"m": {"int8": {"encode": 0.0, "decode": [0.0]}}},
-        {"m": layout},
-        {"receiving": [], "coding": []},
-    )
+    (found,) = predicted([record], 0.1)
     assert found["ttft_s"]["predicted"] == pytest.approx(1.25 + 0.2, abs=0.01)
     assert found["tt32t_s"]["predicted"] == pytest.approx(1.25 + 32 * 0.2, abs=0.01)
     assert found["tt64t_s"]["measured"] == [3.0]
     rounds = [record, *({**record, "number": number, "plain_step_s": 0.4} for number in (1, 2))]
-    (of_three,) = checked(
-        rounds,
-        {"m": {"256": {"1": 0.1, "65": 0.3}}},
-        {"m": {"int8": {"encode": 0.0, "decode": [0.0]}}},
-        {"m": layout},
-        {"receiving": [], "coding": []},
-    )
+    (of_three,) = predicted(rounds, 0.1)
     assert of_three["ttft_s"]["predicted"] == pytest.approx(1.25 + 0.4, abs=0.01), "each round at its own speed"
 
 
@@ -152,32 +149,29 @@ def test_passes_take_longer_while_streams_behind_the_first_one_arrive() -> None:
         dataclasses.replace(CASE, receiving=0.5)
 
 
-def test_calibrations_are_those_of_the_codec_and_count_for_both_of_its_stages() -> None:
-    record = {
-        "model": "m", "number": 0, "tokens": 256, "rate_bps": 8e6, "values": 1_000_000, "wire_share": 1.0,
-        "accepted": 5, "drafted": 5, "plain_step_s": 0.05, "ttft_s": 1.0, "tt32t_s": 2.0, "tt64t_s": 3.0,
-        "arriving_bytes": [500_000, 500_000],
-    }  # fmt: skip
-    records = [
-        {**record, "series": "lynx", "stream_bytes": [500_000, 500_000]},
-        {**record, "series": "lynx_anchor", "stream_bytes": [500_000], "accepted": 0, "drafted": 0},
-    ]
-    layout = CacheLayout(layers=2, tokens=1, heads=1, key_size=64, value_size=64)
-    speed = {name: {"encode": 0.0, "decode": [0.0, 0.0]} for name in ("lynx", "lynx_anchor")}
-    slow = [{"model": "m", "tokens": 256, "rate_bps": 8e6, "series": "lynx", "times_longer": 2.0}]
-    coding = [
-        {"model": "m", "tokens": 128, "series": series, "ready_s": [0.3, 0.35]} for series in ("lynx", "lynx_anchor")
-    ]
-    given = ([*records], {"m": {"256": {"1": 0.05, "65": 0.1}}}, {"m": speed}, {"m": layout})
-    lynx, anchor = checked(*given, {"receiving": slow, "coding": coding})
-    assert anchor["ttft_s"]["predicted"] == pytest.approx(0.6 + 0.6 / 4 + 0.1, abs=0.01), "0.6 s of coding, four pages"
-    assert lynx["ttft_s"]["predicted"] == anchor["ttft_s"]["predicted"]
-    assert anchor["tt32t_s"]["predicted"] < lynx["tt32t_s"]["predicted"]
-    slower = [{**one, "plain_step_s": 0.1} for one in records]
-    once, twice = (checked(of, *given[1:], {"receiving": [], "coding": coding})[1] for of in (records, slower))
-    assert twice["ttft_s"]["predicted"] == pytest.approx(2 * once["ttft_s"]["predicted"], abs=0.01), "a slow machine"
-    plain = checked(*given, {"receiving": [], "coding": []})[1]
-    assert plain["ttft_s"]["predicted"] == pytest.approx(0.55, abs=0.01)
+def test_what_is_measured_behind_a_transfer_is_of_its_round_and_counts_for_both_stages() -> None:
+    of_lynx = {"arriving_bytes": [500_000, 500_000]}
+    lynx = {**RECORD, **of_lynx, "series": "lynx", "accepted": 5, "drafted": 5, "coding_s": [0.6, 0.7]}
+    lynx["receiving_s"] = [0.2, 0.1]
+    anchor = {**RECORD, **of_lynx, "series": "lynx_anchor"}
+    of_lynx_now, of_anchor = predicted([lynx, anchor])
+    assert of_anchor["ttft_s"]["predicted"] == pytest.approx(0.6 + 0.6 / 4 + 0.1, abs=0.01), "coding, and four pages"
+    assert of_lynx_now["ttft_s"]["predicted"] == of_anchor["ttft_s"]["predicted"]
+    assert of_anchor["tt32t_s"]["predicted"] < of_lynx_now["tt32t_s"]["predicted"]
+    quick = {**lynx, "coding_s": [0.1, 0.2]}
+    assert predicted([quick, anchor])[1]["ttft_s"]["predicted"] == pytest.approx(0.5 + 0.1 / 4 + 0.1, abs=0.01), "link"
+    later = [{**one, "number": 1} for one in (quick, anchor)]
+    (_, of_both) = predicted([lynx, anchor, *later])
+    first, second = (predicted(of)[1]["ttft_s"]["predicted"] for of in ([lynx, anchor], later))
+    assert of_both["ttft_s"]["predicted"] == pytest.approx((first + second) / 2), "each round by its own"
+    undisturbed = predicted([{**lynx, "receiving_s": [0.1, 0.1]}, anchor])[1]
+    assert undisturbed["ttft_s"]["predicted"] == pytest.approx(0.6 + 0.6 / 4 + 0.05, abs=0.01)
+
+
+def test_a_stream_that_seems_to_be_in_place_before_the_one_ahead_of_it_takes_no_time() -> None:
+    record = {**RECORD, "series": "lynx", "arriving_bytes": [1, 1], "coding_s": [0.6, 0.59], "receiving_s": [0.0, 0.0]}
+    (found,) = predicted([record])
+    assert found["ttft_s"]["predicted"] == pytest.approx(0.6 + 0.6 / 4 + 0.05, abs=0.01)
 
 
 @pytest.mark.parametrize(
@@ -195,9 +189,10 @@ def test_passes_are_counted_up_to_the_last_byte(ends: list[float], until: float,
 
 
 def test_passes_of_all_transfers_count_together() -> None:
-    assert pooled([(0.4, 0.2), (0.3, 0.15), (0.3, 0.05)]) == pytest.approx(2.5)
-    assert pooled([(0.1, 0.2)]) == 1.0
-    assert pooled([(0.0, 0.0)]) == 1.0
+    assert times_longer([(0.4, 0.2), (0.3, 0.15), (0.3, 0.05)]) == pytest.approx(2.5)
+    assert times_longer([(0.1, 0.2)]) == 1.0
+    assert times_longer([(0.0, 0.0)]) == 1.0
+    assert times_longer([]) == 1.0
 
 
 class PacedCoding:
@@ -205,6 +200,7 @@ class PacedCoding:
 
     def __init__(self) -> None:
         self.rates_bps: list[float] = []
+        self.coding_bps: dict[tuple[str, int], float] = {}
 
     async def request(self, series: str, prompt: list[int], rate_bps: float) -> tuple[None, Any]:
         self.rates_bps.append(rate_bps)
@@ -225,14 +221,9 @@ class PacedCoding:
 
 def test_coding_is_timed_beside_a_pacer_that_does_not_limit_it() -> None:
     timing: Any = PacedCoding()
-    assert asyncio.run(coding_s(timing, "lynx", [1, 2], 2)) == pytest.approx([1.1, 2.2])
-    assert timing.rates_bps[-1] == pytest.approx(8e6), "the bytes take half of the two seconds"
-
-
-def test_the_mean_of_the_middle_half_jumps_less_than_a_median() -> None:
-    assert middle_mean([1.0]) == 1.0
-    assert middle_mean([1.0, 1.0, 2.0, 2.0]) == 1.5
-    assert middle_mean([1.0, 1.0, 1.0, 100.0]) == 1.0
+    for _ in range(2):
+        assert asyncio.run(coding_s(timing, "lynx", [1, 2])) == pytest.approx([1.1, 2.2])
+    assert timing.rates_bps[1:] == pytest.approx([8e6, 8e6 / 1.1]), "half of two seconds, and of the last time"
 
 
 def test_a_cache_whose_residual_is_empty_has_its_first_draft_verified_at_once() -> None:

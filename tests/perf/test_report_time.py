@@ -7,9 +7,13 @@ import dataclasses
 import importlib.util
 import json
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +28,7 @@ from perf.report.cells import Cells
 from perf.report.device import SHAPES, DeviceMissingError, Shape, check_device, load_shape, noise_prompt
 from perf.report.measure_concurrent import DECODE_TOKEN_S, times_s
 from perf.report.measure_device import coded, measure_device, with_stands
-from perf.report.measure_time import spent
+from perf.report.measure_time import spent, turns_of
 from perf.report.prefill_process import TransferRequest, dtype_of
 from perf.report.scope import FULL, QUICK, Progress
 from perf.report.series import SERIES, codec_plan
@@ -189,12 +193,45 @@ def test_rounds_of_the_rest_keep_their_share() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--only", "device"], ["--only", "time", "--device", "cuda"], ["--rounds", "0"], ["--rounds", "few"]]
+    ("arguments", "said"),
+    [
+        (["--only", "device"], "--device cuda"),
+        (["--only", "time", "--device", "cuda"], "--device cuda"),
+        (["--rounds", "0"], "not a number of rounds"),
+        (["--rounds", "few"], "not a number of rounds"),
+        (["--share", "1/2"], "--only time"),
+        (["--share", "1/2", "--only", "time", "--fresh"], "--fresh"),
+        (["--share", "3/2", "--only", "time"], "not a share"),
+        (["--share", "2", "--only", "time"], "not a share"),
+    ],
 )
-def test_options_that_do_nothing_together_are_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_that_do_nothing_together_are_refused(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         parse(arguments)
-    assert "--device cuda" in (err := capsys.readouterr().err) or "not a number of rounds" in err
+    assert said in capsys.readouterr().err
+
+
+@given(st.integers(1, 9), st.lists(st.tuples(st.integers(1, 4), st.floats(1, 9), st.integers(1, 5)), max_size=6))
+def test_every_round_is_in_one_of_the_shares(shares: int, plan: list[tuple[int, float, int]]) -> None:
+    several = [turns_of(plan, (share, shares)) for share in range(1, shares + 1)]
+    assert sorted(turn for turns in several for turn in turns) == turns_of(plan)
+    assert max(map(len, several)) - min(map(len, several)) <= 1
+
+
+def test_runs_that_share_their_cells_wait_for_what_another_measures(tmp_path: Path) -> None:
+    def run(_: int) -> bool:
+        cells = Cells(tmp_path, {})
+        with cells.alone():
+            held = cells.held({"what": "passes"})
+            if held is None:
+                time.sleep(0.05)
+                cells.put({"what": "passes"}, 1.0)
+        return held is None
+
+    with ThreadPoolExecutor(4) as several:
+        assert sum(several.map(run, range(4))) == 1
 
 
 def test_where_nothing_can_be_drawn_the_device_is_measured_all_the_same(
