@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import importlib.util
+import itertools
 import os
 import resource
 import signal
@@ -358,7 +359,10 @@ class Interrupted(Exception):
 
 @pytest.fixture
 def interrupt() -> Iterator[Callable[..., list[int]]]:
-    """Have signals come in the main thread, beginning soon; the first handler raises, or all only count."""
+    """Have signals come in the main thread, beginning soon; the first handler raises, or all only count.
+
+    One that comes just before a system call does not end it, so where it is to raise they come until it has.
+    """
     stop = threading.Event()
     calls: list[int] = []
     threads: list[threading.Thread] = []
@@ -367,12 +371,12 @@ def interrupt() -> Iterator[Callable[..., list[int]]]:
     def begin(*, raises: bool, count: int = 1) -> list[int]:
         def handler(number: int, _: object) -> None:
             calls.append(number)
-            if raises:
+            if raises and len(calls) == 1:
                 raise Interrupted
 
         def send_signals() -> None:
-            for _ in range(count):
-                if stop.wait(0.02):
+            for _ in itertools.count() if raises else range(count):
+                if stop.wait(0.02) or (raises and calls):
                     return
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
 

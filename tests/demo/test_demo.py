@@ -13,13 +13,15 @@ import pytest
 
 from lynx_net.demo.options import MIN_PROMPT_TOKENS
 
+pytestmark = pytest.mark.timeout(300)
+
 ROOT = Path(__file__).resolve().parents[2]
 SHORT = ("--prompt-tokens", "256", "--rate", "50Mbit")
 
 
 def run(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *arguments], cwd=cwd, capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, *arguments], cwd=cwd, capture_output=True, text=True, timeout=280, check=False
     )
 
 
