@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 MODELS = ("smollm2", "gemma3")
 PARTS = ("time", "concurrent", "quality", "peers", "device")
+WHOLE = (1, 1)
+"""The only share of all rounds."""
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -68,7 +70,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--share",
         type=_share,
-        default=(1, 1),
+        default=WHOLE,
         metavar="K/N",
         help="with --only time: the K-th of N shares of the rounds, kept but not drawn, for N such runs at a time on "
         "cores of their own (taskset); the same command without it takes what they measured",
@@ -88,8 +90,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if (options.device == "cuda") != ("device" in (options.only or ())) and options.only:
         parser.error("the part device needs --device cuda, which is for no other part")
-    if options.share != (1, 1) and (options.only != ["time"] or options.fresh):
-        parser.error("--share is of what --only time measures, and is no use with --fresh")
+    if options.share != WHOLE and (options.only != ["time"] or options.fresh or options.results or options.readme):
+        parser.error("--share is of what --only time measures, and is no use with --fresh, --from or --readme")
     return options
 
 
@@ -111,8 +113,13 @@ def _positive(text: str) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the evaluation; returns the exit code."""
     options = parse(arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
     progress = Progress()
     try:
+        if options.share != WHOLE:
+            _measured(options, given, progress)
+            progress.tell("this share is measured; run the same without --share when all are")
+            return 0
         write = _writer(raw_will_do=options.only == ["device"])
         from perf.report.device import check_device
 
@@ -122,10 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             results = load(options.results)
         else:
-            results = _measured(options, list(sys.argv[1:] if arguments is None else arguments), progress)
-        if options.share != (1, 1):
-            progress.tell("this share is measured; run the same without --share when all are")
-            return 0
+            results = _measured(options, given, progress)
         page = write(results, options.out)
         if options.readme:
             publish(options.out)

@@ -201,6 +201,8 @@ def test_rounds_of_the_rest_keep_their_share() -> None:
         (["--rounds", "few"], "not a number of rounds"),
         (["--share", "1/2"], "--only time"),
         (["--share", "1/2", "--only", "time", "--fresh"], "--fresh"),
+        (["--share", "1/2", "--only", "time", "--from", "results.json"], "--from"),
+        (["--share", "1/2", "--only", "time", "--readme"], "--readme"),
         (["--share", "3/2", "--only", "time"], "not a share"),
         (["--share", "2", "--only", "time"], "not a share"),
     ],
@@ -218,6 +220,18 @@ def test_every_round_is_in_one_of_the_shares(shares: int, plan: list[tuple[int, 
     several = [turns_of(plan, (share, shares)) for share in range(1, shares + 1)]
     assert sorted(turn for turns in several for turn in turns) == turns_of(plan)
     assert max(map(len, several)) - min(map(len, several)) <= 1
+
+
+def test_a_share_is_measured_and_draws_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured: list[tuple[int, int]] = []
+    monkeypatch.setattr("perf.report.__main__._measured", lambda options, *_: measured.append(options.share))
+    out = tmp_path / "out"
+    assert main(["--only", "time", "--share", "2/3", "--out", str(out)]) == 0
+    assert measured == [(2, 3)]
+    assert not out.exists()
+    assert "without --share" in capsys.readouterr().err
 
 
 def test_runs_that_share_their_cells_wait_for_what_another_measures(tmp_path: Path) -> None:
