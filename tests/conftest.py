@@ -43,8 +43,8 @@ class Cache:
     arrays: dict[tuple[int, str], NDArray[Any]]
     fine: NDArray[Any]
 
-    async def write_to(self, sending: Sending) -> None:
-        for layer in range(self.layout.layers):
+    async def write_to(self, sending: Sending, layers: range | None = None) -> None:
+        for layer in range(self.layout.layers) if layers is None else layers:
             await sending.write(layer, self.arrays.get((layer, "key")), self.arrays.get((layer, "value")))
 
     async def send_on(self, link: KVLink, request_id: str = "r", **options: Any) -> Sending:

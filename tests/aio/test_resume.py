@@ -31,13 +31,15 @@ async def test_connections_cut_again_and_again(make_cache: Any, same: Any, lanes
         FaultyRelay.to(*_address(server.url)) as relay,
         lynx_net.connect(relay.url, config=PATIENT, lanes=lanes, rate="40Mbit") as link,
     ):
-        sending = asyncio.create_task(cache.send_on(link))
-        transfer = await anext(aiter(server))
-        for layer in (1, 4, 8):
-            await transfer.layer_ready(layer)
-            relay.cut()
+        async with link.send("r", cache.layout, codec="lynx", fine=cache.fine) as sending:
+            transfer = await anext(aiter(server))
+            # What is written behind a cut can only come on a connection that is made after it.
+            for layers, ready in ((range(4), 1), (range(4, 8), 4), (range(8, 11), 8)):
+                await cache.write_to(sending, layers)
+                await transfer.layer_ready(ready)
+                relay.cut()
+            await cache.write_to(sending, range(11, 12))
         await transfer.complete
-        await sending
         assert lanes + 3 <= relay.connections <= 4 * lanes
         assert sum(lane.reopened for lane in link.lane_stats) >= 3
         again = asyncio.create_task(cache.send_on(link))
