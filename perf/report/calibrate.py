@@ -1,14 +1,13 @@
 """What the simulator is told of this machine, each measured by itself and none of it in a transfer that is compared.
 
-1. Forward passes by their number of tokens (`passes`), with nothing else going on.
-2. How long each stream takes to be in place where the link is not what limits it (`coding_s`): the slowest of encoder,
+1. How long each stream takes to be in place where the link is not what limits it (`coding_s`): the slowest of encoder,
    loopback and decoder, as they run beside each other in two processes, and beside a pacer that wakes for each segment.
-3. As many times longer as a pass takes while the streams behind the first one arrive (`receiving`): two processes
-   share few cores, and one interpreter has one lock. Nobody drafts there: passes follow each other, and
-   passes with nothing on the link follow them at once.
+2. When passes end while the streams behind the first one arrive, and how long the one that verifies takes right behind
+   (`receiving`): two processes share few cores, and one interpreter has one lock.
 
-Passes are timed once; the others right behind every transfer that they are to foretell, since a machine is not equally
-fast all the time. Transfers are looked at as often (`Timing.watched`) as those that are compared.
+It is measured right behind every transfer that it is to foretell, since a machine is not equally fast all the time, and
+compared with tokens that are decoded plainly in the same round. Transfers are looked at as often (`Timing.watched`) as
+those that are compared.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from lynx_net.demo.exchange import STARTED_S
+from perf.report.simulator import MAX_DRAFTS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,30 +26,23 @@ if TYPE_CHECKING:
     from lynx_net.integrations.transformers import TransformersModel
     from perf.report.measure_time import Timing
 
-__all__ = ["PASSES", "coding_s", "passes", "receiving", "times_longer", "undisturbed_s"]
+__all__ = ["coding_s", "receiving", "step_s", "times_longer", "undisturbed_s"]
 
-PASSES = (1, 8, 16, 24, 32, 65)
-"""Tokens of the forward passes that are timed."""
-
+_STEPS = 5
 _UNPACED_BPS = 100e9
 _LINK_SHARE = 0.5
 """Of the time that coding takes, the bytes need so much at the rate of the link."""
 
-_IDLE_PASSES = 3
 
-
-def passes(model: TransformersModel, tokens: int, repeats: int = 3) -> dict[str, float]:
-    """Seconds of forward passes behind a cache of this many tokens, by their number of tokens. Blocks."""
-    found: dict[str, float] = {}
-    for count in PASSES:
-        times = []
-        for _ in range(repeats):
-            began_s = time.perf_counter()
-            model.forward([0] * count)
-            times.append(time.perf_counter() - began_s)
-            model.truncate(tokens)
-        found[str(count)] = statistics.median(times)
-    return found
+def step_s(model: TransformersModel, tokens: int) -> float:
+    """Seconds of a forward pass over one token behind a cache of so many, a median. Blocks."""
+    times = []
+    for _ in range(_STEPS):
+        began_s = time.perf_counter()
+        model.forward([0])
+        times.append(time.perf_counter() - began_s)
+        model.truncate(tokens)
+    return statistics.median(times)
 
 
 async def coding_s(timing: Timing, series: str, prompt: Sequence[int]) -> list[float]:
@@ -74,39 +67,50 @@ async def _ready_s(timing: Timing, series: str, prompt: Sequence[int], rate_bps:
     return ready_s
 
 
-async def receiving(timing: Timing, series: str, prompt: Sequence[int], rate_bps: float) -> tuple[float, float]:
-    """Seconds that passes took while the streams behind the first one arrived, and that they would have taken alone."""
+async def receiving(timing: Timing, series: str, prompt: Sequence[int], rate_bps: float, drafts: int) -> dict[str, Any]:
+    """Passes while the streams behind the first one arrive, as many as the decode loop makes at most, and a last one.
+
+    Args:
+        drafts: so many tokens and one more does the last pass have.
+
+    Returns:
+        `ends_s`, when the passes began and when each of them ended, seconds after the first stream was in place;
+        `until_s`, when the last stream was, or when the last pass ended; `verify_s`, seconds of the pass behind both.
+    """
     loop = asyncio.get_running_loop()
     model, transfer = await timing.request(series, prompt, rate_bps)
     tokens = model.length
 
-    def once() -> None:
-        model.forward([0])
+    def verify() -> None:
         model.truncate(tokens)
+        model.forward([0] * (drafts + 1))
 
     async with timing.watched(transfer):
         await transfer.anchor_ready
-        ends = [time.monotonic()]
-        while not transfer.residual_ready.done():
-            await loop.run_in_executor(timing.thread, once)
+        ends = [_at_s(transfer.anchor_ready)]
+        while not transfer.residual_ready.done() and len(ends) <= MAX_DRAFTS:
+            await loop.run_in_executor(timing.thread, model.forward, [0])
             ends.append(time.monotonic())
+        await transfer.residual_ready
+        await loop.run_in_executor(timing.thread, verify)
+        verified_s = time.monotonic()
         await transfer.complete
-    began_s = time.monotonic()
-    for _ in range(_IDLE_PASSES):
-        await loop.run_in_executor(timing.thread, once)
-    idle_s = (time.monotonic() - began_s) / _IDLE_PASSES
-    took_s = max(_at_s(transfer.residual_ready) - ends[0], 0.0)
-    return took_s, undisturbed_s(ends, ends[0] + took_s, idle_s)
+    ready_s = _at_s(transfer.residual_ready)
+    return {
+        "ends_s": [at_s - ends[0] for at_s in ends],
+        "until_s": (ready_s if len(ends) <= MAX_DRAFTS else min(ready_s, ends[-1])) - ends[0],
+        "verify_s": verified_s - max(ready_s, ends[-1]),
+    }
 
 
 def times_longer(found: Sequence[tuple[float, float]]) -> float:
-    """As many times longer as passes took in all transfers together.
+    """As many times longer as passes take while something arrives, of all transfers together.
 
     Of a ratio of each transfer a median would be of little use: where one or two passes are made, a little more or less
     of the last one doubles or halves it.
 
     Args:
-        found: of each transfer, what `receiving` returned.
+        found: of each transfer, the seconds, and those that the passes in them would have taken alone.
     """
     took_s, alone_s = (sum(one) for one in zip(*found, strict=True)) if found else (0.0, 0.0)
     return max(took_s / alone_s, 1.0) if alone_s else 1.0

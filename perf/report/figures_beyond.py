@@ -117,8 +117,8 @@ def simulator_error(results: Results) -> Block:
             f"Predicted time over the median of the measured ones for every setting of this page; the grey band is "
             f"± {BOUND:.0%}. Median error of all settings {typical:.1%}, largest {worst:.1%} ({at}). {repeated} The "
             "simulator gets the time that a transfer takes without a limit, the rate of the link, the seconds of a "
-            "forward pass, and how much longer a pass takes while something arrives, each measured by itself, and how "
-            "many drafts of a transfer stood."
+            "token, of the pass that verifies, and how much longer a token takes while something arrives, each "
+            "measured by itself, and how many drafts of a transfer stood."
         ),
         svg=themed_svg(figure, "simulator-error", "Predicted against measured times"),
         tables=[Table(("setting", "codec", "TTFT, predicted / measured", "TT32T", "TT64T", "spread"), rows)],

@@ -7,7 +7,6 @@ transfer take does not depend on that. What is measured of a transfer is therefo
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,6 @@ from lynx_net.demo.options import DemoOptions
 from lynx_net.demo.pair import Pair
 from lynx_net.serdes.device import DeviceBuffers
 from lynx_net.wire.config import LinkConfig
-from perf.report.calibrate import passes
 from perf.report.device import SHAPES, check_device, noise_prompt
 from perf.report.measure_time import SILENCE_S, Timing, reference_rate_bps, spent
 from perf.report.series import SERIES
@@ -96,34 +94,28 @@ async def measure_device(
     async with Pair.open(options, lambda _: None, "perf.report.prefill_process", _CONFIG, _BUFFERS) as pair:
         timing.pair = pair
 
-        async def work() -> tuple[dict[str, float], float]:
+        async def work() -> float:
             await timing.load()
             progress.tell(f"{SHAPES[name].title}: loaded")
             first = noise_prompt(name, 0, tokens)
             for series in names:
                 await timing.transfer(series, first, _WARM_RATE_BPS)
             progress.tell(f"{name}: every codec has been used once")
-            key = {"what": "passes", "model": name, "tokens": tokens}
-            pass_s = cells.held(key)
-            if pass_s is None:
-                model = await asyncio.get_running_loop().run_in_executor(timing.thread, timing.model_on, tokens)
-                pass_s = await asyncio.get_running_loop().run_in_executor(timing.thread, passes, model, tokens)
-                cells.put(key, pass_s)
-            reference = reference_rate_bps(tokens, timing.loaded.model.config, pass_s)
+            token_s = await timing.step_s(tokens, cells)
+            reference = reference_rate_bps(tokens, timing.loaded.model.config, token_s)
             rates = list(dict.fromkeys((reference, *rates_bps)))
             for turn in range(rounds):
                 prompt = noise_prompt(name, turn, tokens)
                 for rate in rates:
                     records.extend(await timing.round_of(names, prompt, rate, turn, cells))
                 progress.tell(f"{name}: round {turn + 1} of {rounds}, {len(rates)} rates")
-            return pass_s, reference
+            return reference
 
-        pass_s, reference = await pair.run(work())
+        reference = await pair.run(work())
     return {
         "model": name,
         "accelerator": accelerator(device),
         "transfers": records,
-        "passes": {str(tokens): pass_s},
         "reference": {"tokens": tokens, "rate_bps": reference},
         "left_out": [one for one in SERIES if one not in names],
     }

@@ -20,7 +20,7 @@ from lynx_net.demo.pair import Pair
 from lynx_net.integrations.transformers import ProgressiveCache, TransformersModel, layout_of
 from lynx_net.speculation import Done, Draft, decode
 from lynx_net.wire.frames import HEADER_BYTES
-from perf.report.calibrate import coding_s, passes, receiving
+from perf.report.calibrate import coding_s, receiving, step_s
 from perf.report.prefill_process import TransferRequest, dtype_of, load_model
 from perf.report.scope import PAPER_RESIDUAL_TOKENS
 from perf.report.series import SERIES, AnchorOnly, codec_plan
@@ -89,6 +89,19 @@ class Timing:
         layout = layout_of(model.config, tokens, dtype=dtype_of(model))
         return TransformersModel(model, ProgressiveCache(layout, room=_ROOM, device=self._device))
 
+    async def step_s(self, tokens: int, cells: Cells) -> float:
+        """Seconds of a token behind a cache of so many, measured once: a rate that follows from it has to be the same
+        in all runs.
+        """
+        key = {"what": "step", "model": self._name, "tokens": tokens}
+        held = cells.held(key)
+        if held is None:
+            loop = asyncio.get_running_loop()
+            model = await loop.run_in_executor(self.thread, self.model_on, tokens)
+            held = await loop.run_in_executor(self.thread, step_s, model, tokens)
+            cells.put(key, held)
+        return float(held)
+
     async def request(
         self, series: str, prompt: Sequence[int], rate_bps: float
     ) -> tuple[TransformersModel, IncomingTransfer]:
@@ -141,19 +154,21 @@ class Timing:
             equal = again == list(done.tokens)
         return {**record, "plain_step_s": again_s / again_tokens, "equal_qfull": equal, **spent(record)}
 
-    async def calibrate(self, series: str, prompt: Sequence[int], rate_bps: float) -> dict[str, Any]:
-        """What the simulator is told of a codec; of `lynx, anchor only` nothing, since it is sent like lynx."""
+    async def calibrate(self, series: str, prompt: Sequence[int], rate_bps: float, drafts: int) -> dict[str, Any]:
+        """What the simulator is told of a codec that made so many drafts; of `lynx, anchor only` nothing, since it is
+        sent like lynx.
+        """
         if SERIES[series].stage == "anchor":
             return {}
         found: dict[str, Any] = {"coding_s": await coding_s(self, series, prompt)}
         if len(found["coding_s"]) > 1:
-            found["receiving_s"] = await receiving(self, series, prompt, rate_bps)
+            found["receiving"] = await receiving(self, series, prompt, rate_bps, drafts)
         return found
 
     @staticmethod
     @contextlib.asynccontextmanager
     async def watched(transfer: IncomingTransfer) -> AsyncIterator[list[tuple[float, int]]]:
-        """Note how many bytes of the first stream were in when, until the block is left."""
+        """Note how many bytes of the first stream were in when, until all streams are or the block is left."""
         polled: list[tuple[float, int]] = []
         watching = asyncio.create_task(_watch(transfer, polled))
         try:
@@ -187,7 +202,7 @@ class Timing:
             if held is None:
                 held = await self.transfer(series, prompt, rate_bps, check=series == checked)
                 if calibrated:
-                    held |= await self.calibrate(series, prompt, rate_bps)
+                    held |= await self.calibrate(series, prompt, rate_bps, held["drafted"])
                 cells.put(key, held)
             found.append({**where, **held})
         return found
@@ -224,8 +239,8 @@ def _timed_again(model: TransformersModel, prompt: tuple[int, ...], tokens: int)
 
 
 async def _watch(transfer: IncomingTransfer, polled: list[tuple[float, int]]) -> None:
-    """Note how many bytes of the first stream were in when, until cancelled."""
-    while True:
+    """Note how many bytes of the first stream were in when, until all streams are."""
+    while not transfer.complete.done():
         polled.append((time.monotonic(), transfer.stats.stream_bytes[0]))
         await asyncio.sleep(_POLL_S)
 
@@ -261,12 +276,12 @@ def spent(record: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def reference_rate_bps(layout_tokens: int, config: Any, pass_s: dict[str, float]) -> float:
+def reference_rate_bps(layout_tokens: int, config: Any, token_s: float) -> float:
     """The rate at which the residual of lynx takes as long as the paper's: so many tokens of decoding; two digits."""
     layout = layout_of(config, layout_tokens, dtype="float32")
     table = codec_plan(SERIES["lynx"].subject, layout.layers).table(layout.layers)
     residual = sum(table.codec(page.layer, page.kind).stream_bytes(page.shape)[1] for page in layout.pages())
-    rate_bps = 8 * residual / (PAPER_RESIDUAL_TOKENS * pass_s["1"])
+    rate_bps = 8 * residual / (PAPER_RESIDUAL_TOKENS * token_s)
     return float(f"{rate_bps:.1e}")
 
 
@@ -300,23 +315,14 @@ async def time_model(
         share: the first of how many equal ones, of the rounds; of so many runs at a time that share their cells.
 
     Returns:
-        `transfers`, `passes` (seconds of forward passes by length), `reference` and `shape` of the raw results.
+        `transfers`, `reference` and `shape` of the raw results.
     """
     timing = Timing(name, "cpu")
-    loop = asyncio.get_running_loop()
     await timing.load()
     config = timing.loaded.model.config
-    found_passes: dict[str, dict[str, float]] = {}
     with cells.alone():
-        for tokens in (scope.time_tokens, *(scope.sweep_tokens if sweep else ())):
-            key = {"what": "passes", "model": name, "tokens": tokens}
-            held = cells.held(key)
-            if held is None:
-                model = await loop.run_in_executor(timing.thread, timing.model_on, tokens)
-                held = await loop.run_in_executor(timing.thread, passes, model, tokens)
-                cells.put(key, held)
-            found_passes[str(tokens)] = held
-    rate_bps = reference_rate_bps(scope.time_tokens, config, found_passes[str(scope.time_tokens)])
+        token_s = await timing.step_s(scope.time_tokens, cells)
+    rate_bps = reference_rate_bps(scope.time_tokens, config, token_s)
     reference = {"tokens": scope.time_tokens, "rate_bps": rate_bps}
     plan = [(scope.time_tokens, rate_bps, scope.rounds if sweep else scope.other_rounds)]
     if sweep:
@@ -347,7 +353,6 @@ async def time_model(
     shape = layout_of(config, 1)
     return {
         "transfers": records,
-        "passes": found_passes,
         "reference": reference,
         "shape": {"layers": shape.layers, "heads": shape.heads, "size": shape.key_size},
     }

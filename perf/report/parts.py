@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 __all__ = ["FORMAT", "PARTS", "SCALING_MODEL", "TITLES", "dump", "load", "merged"]
 
-FORMAT = 3
+FORMAT = 4
 TITLES = {"smollm2": "SmolLM2-135M", "gemma3": "Gemma 3 270M"}
 SCALING_MODEL = "smollm2"
 
 PARTS: Mapping[str, tuple[str, ...]] = {
-    "time": ("transfers", "passes", "reference", "shapes"),
+    "time": ("transfers", "reference", "shapes"),
     "concurrent": ("speeds", "sends"),
     "quality": QUALITY_FIELDS,
     "peers": ("peers", "transports"),
@@ -43,7 +43,7 @@ _DERIVED = ("device_transfers", "concurrent", "simulator")
 
 _EMPTY: Mapping[str, Any] = {
     **dict.fromkeys(("transfers", "sends", "peers", *QUALITY_FIELDS), ()),
-    **{name: {} for name in ("passes", "reference", "shapes", "speeds", "device")},
+    **{name: {} for name in ("reference", "shapes", "speeds", "device")},
     "transports": {"mib": [], "figures": {}},
 }
 
@@ -77,7 +77,6 @@ def merged(found: Mapping[str, Mapping[str, Any]], earlier: Mapping[str, Any] | 
             "models": models,
             "time_models": {name: TITLES[name] for name in results["reference"]} | on_device,
             "reference": {**results["reference"], **({device["model"]: device["reference"]} if device else {})},
-            "passes_s": results["passes"],
             "checked_tasks": list(CHECKED),
             "scaling_model": SCALING_MODEL if SCALING_MODEL in models else next(iter(models), None),
             "codecs": {name: repr(series.subject) for name, series in SERIES.items()},
@@ -145,7 +144,7 @@ def _simulator(results: Mapping[str, Any], stands: Mapping[str, Sequence[int]]) 
     transfers = [one for one in results["transfers"] if one["model"] in layouts]
     known = all(stands.values()) and results["speeds"]
     return {
-        "checked": predict.checked(transfers, results["passes"], layouts),
+        "checked": predict.checked(transfers, layouts),
         "predicted": predict.predicted(stands, next(iter(results["speeds"].values()))) if known else [],
         "assumptions": predict.assumptions(),
     }

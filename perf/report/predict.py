@@ -13,7 +13,7 @@ import numpy as np
 
 from lynx_codec import PageShape
 from lynx_net.wire.layout import CacheLayout
-from perf.report.calibrate import times_longer
+from perf.report.calibrate import times_longer, undisturbed_s
 from perf.report.figure import only, values
 from perf.report.series import SERIES
 from perf.report.simulator import MAX_DRAFTS, Case, token_times_s
@@ -106,16 +106,11 @@ def codec_speeds(subject: Subject, cache: Codings, tokens: int) -> dict[str, Any
     return {"encode": statistics.fmean(encode), "decode": [statistics.fmean(one) for one in zip(*decode, strict=True)]}
 
 
-def checked(
-    transfers: Sequence[Record],
-    passes: Mapping[str, Mapping[str, Mapping[str, float]]],
-    layouts: Mapping[str, CacheLayout],
-) -> list[dict[str, Any]]:
+def checked(transfers: Sequence[Record], layouts: Mapping[str, CacheLayout]) -> list[dict[str, Any]]:
     """Predicted beside measured times for every setting of the transfers.
 
     Args:
         transfers: with what was measured behind each of them (`Timing.calibrate`).
-        passes: model -> length -> tokens of a pass -> seconds.
         layouts: model -> a layout of its cache, of any length.
     """
     found = []
@@ -125,21 +120,25 @@ def checked(
             here = only(mine, tokens=tokens, rate_bps=rate)
             # Codecs take turns in a round, so all of them had the same machine; four tokens behind one transfer say
             # little of it.
-            of_round: dict[int, list[float]] = {}
+            steps: dict[int, list[float]] = {}
             for one in here:
-                of_round.setdefault(one["number"], []).append(one["plain_step_s"])
-            pass_s = {int(count): at_s for count, at_s in passes[model][str(tokens)].items()}
+                steps.setdefault(one["number"], []).append(one["plain_step_s"])
+            token_s = {number: statistics.fmean(found_s) for number, found_s in steps.items()}
             for series in SERIES:
                 records = only(here, series=series)
                 if records:
                     told = {one["number"]: one for one in here if _tells_of(one, series)}
-                    slower = times_longer([one["receiving_s"] for one in told.values() if "receiving_s" in one])
-                    guesses = []
-                    for one in records:
-                        longer = statistics.fmean(of_round[one["number"]]) / pass_s[1]
-                        scaled = {count: at_s * longer for count, at_s in pass_s.items()}
-                        coding_s = told[one["number"]]["coding_s"]
-                        guesses.append(_predict(one, scaled, slower, coding_s, layouts[model]))
+                    slower = times_longer(
+                        [
+                            (by["until_s"], undisturbed_s(by["ends_s"], by["until_s"], token_s[number]))
+                            for number, one in told.items()
+                            if (by := one.get("receiving"))
+                        ]
+                    )
+                    guesses = [
+                        _predict(one, told[one["number"]], token_s[one["number"]], slower, layouts[model])
+                        for one in records
+                    ]
                     times = {
                         field: {
                             "predicted": statistics.median(guess[at] for guess in guesses),
@@ -156,16 +155,17 @@ def _tells_of(record: Record, series: str) -> bool:
     return "coding_s" in record and SERIES[record["series"]].subject == SERIES[series].subject
 
 
-def _predict(
-    record: Record, pass_s: Mapping[int, float], slower: float, coding_s: Sequence[float], layout: CacheLayout
-) -> list[float]:
+def _predict(record: Record, told: Record, token_s: float, slower: float, layout: CacheLayout) -> list[float]:
     """Times of 64 tokens for one transfer, told how many of its drafts stood.
 
     Args:
-        pass_s: seconds of passes, as fast as the machine was then.
-        slower: as many times longer as they take while something arrives.
-        coding_s: seconds until each stream is in place without a limit.
+        told: what was measured behind a transfer of the same codec and round.
+        token_s: seconds of a token, as fast as the machine was then.
+        slower: as many times longer as it takes while something arrives.
     """
+    pass_s = {1: token_s}
+    if told["drafted"]:
+        pass_s[told["drafted"] + 1] = told["receiving"]["verify_s"]
     arriving = record["arriving_bytes"]
     case = Case(
         stream_bytes=tuple(round(one * record["wire_share"]) for one in arriving),
@@ -175,7 +175,8 @@ def _predict(
         latency_s=LATENCY_S,
         encode_value_s=0.0,
         decode_value_s=tuple(
-            (at_s - before_s) / record["values"] for before_s, at_s in pairwise((0.0, *accumulate(coding_s, max)))
+            (at_s - before_s) / record["values"]
+            for before_s, at_s in pairwise((0.0, *accumulate(told["coding_s"], max)))
         ),
         pass_s=pass_s,
         receiving=slower,
@@ -227,7 +228,8 @@ def predicted(stands: Mapping[str, Sequence[int]], speeds: Mapping[str, Mapping[
                         pass_s={1: token_s, 65: 1.1 * token_s},
                     )
                     counts = stands[series] if len(bits) > 1 else [MAX_DRAFTS]
-                    by_prompt = [token_times_s(case, count, 32)[-1] for count in counts]
+                    tt32t_s = {count: token_times_s(case, count, 32)[-1] for count in set(counts)}
+                    by_prompt = [tt32t_s[count] for count in counts]
                     found.append(
                         {
                             "model": name,

@@ -44,7 +44,9 @@ def block_of(results: Mapping[str, Any], folder: str) -> str:
 def _how(about: Mapping[str, Any]) -> str:
     """By which command a part was measured, when and where."""
     machine = about["machine"]
-    where = f"{machine['processor']}, {machine['cores']} cores (load {machine['load_before']:g} before)"
+    where = f"{machine['processor']}, {machine['cores']} cores"
+    if "load_before" in machine:  # not of runs that only kept cells
+        where += f" (load {machine['load_before']:g} before)"
     if accelerator := machine.get("accelerator"):
         where = f"{accelerator}, {where}"
     return f"`{about['command']}` on {about['date']}, {where}"

@@ -171,8 +171,7 @@ async def _time(run: _Run) -> tuple[dict[str, Any], Cells]:
             name, run.prose, run.scope, cells, run.progress, sweep=name == SCALING_MODEL, share=run.share
         )
         fields["transfers"] += made["transfers"]
-        fields["passes"][name], fields["reference"][name] = made["passes"], made["reference"]
-        fields["shapes"][name] = made["shape"]
+        fields["reference"][name], fields["shapes"][name] = made["reference"], made["shape"]
     return fields, cells
 
 

@@ -13,7 +13,7 @@ of encoding and decoding a value, the rate of the link. perf.report shows its er
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -43,6 +43,7 @@ class Case:
         encode_value_s, decode_value_s: seconds of coding a value, all streams together; of decoding one, per stream.
         pass_s: tokens of a forward pass -> its seconds, for some numbers; between them it is linear.
         receiving: as many times longer as a pass takes while streams behind the first one arrive.
+        token_s: seconds of a pass over one token, which follow from `pass_s`.
     """
 
     stream_bytes: tuple[int, ...]
@@ -54,6 +55,7 @@ class Case:
     decode_value_s: tuple[float, ...]
     pass_s: Mapping[int, float]
     receiving: float = 1.0
+    token_s: float = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self.stream_bytes or len(self.decode_value_s) != len(self.stream_bytes):
@@ -68,6 +70,7 @@ class Case:
             raise LocalProtocolError(
                 f"sizes, rate and passes of a case must be positive, its other times not negative: {self}"
             )
+        object.__setattr__(self, "token_s", self.pass_of_s(1))  # needed for every token of thousands of cases
 
     def pass_of_s(self, tokens: int) -> float:
         """Seconds of a forward pass over so many tokens; beyond what was measured, as the last two go on."""
@@ -79,9 +82,8 @@ class Case:
 
     def token_after_s(self, at_s: float, last_s: float) -> float:
         """When a token is there whose pass begins at `at_s`, if streams arrive until `last_s`."""
-        one_s = self.pass_of_s(1)
-        slow_s = min(max(last_s - at_s, 0.0), one_s * self.receiving)
-        return at_s + slow_s + one_s - slow_s / self.receiving
+        slow_s = min(max(last_s - at_s, 0.0), self.token_s * self.receiving)
+        return at_s + slow_s + self.token_s - slow_s / self.receiving
 
 
 def streams_ready_s(case: Case) -> list[float]:
@@ -107,7 +109,6 @@ def token_times_s(case: Case, stands: int, tokens: int, max_drafts: int = MAX_DR
     """
     ready = streams_ready_s(case)
     anchor_s, last_s = ready[0], ready[-1]
-    one_s = case.pass_of_s(1)
     if len(ready) == 1 or not max_drafts:
         alone = []
         at_s = anchor_s
@@ -122,7 +123,7 @@ def token_times_s(case: Case, stands: int, tokens: int, max_drafts: int = MAX_DR
         drafts.append(at_s)
     accepted = min(stands, len(drafts))
     verified_s = max(at_s, last_s) + case.pass_of_s(len(drafts) + 1)
-    times = [*drafts[:accepted], *(verified_s + one_s * number for number in range(tokens - accepted))]
+    times = [*drafts[:accepted], *(verified_s + case.token_s * number for number in range(tokens - accepted))]
     return times[:tokens]
 
 

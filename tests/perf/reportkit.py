@@ -110,11 +110,11 @@ def canned() -> dict[str, Any]:
         for number in range(3)
     ]
     device = {
-        "model": "llama8b", "accelerator": "a card", "transfers": on_device, "passes": {},
+        "model": "llama8b", "accelerator": "a card", "transfers": on_device,
         "reference": {"tokens": 16384, "rate_bps": 8e9}, "left_out": ["cachegen"],
     }  # fmt: skip
     return {
-        "format": 3, "command": "python -m perf.report --quick", "version": "0", "date": "2026-01-01", "took_s": 60.0,
+        "format": 4, "command": "python -m perf.report --quick", "version": "0", "date": "2026-01-01", "took_s": 60.0,
         "machine": MACHINE, "parts": {part: about(part) for part in PARTS},
         "settings": {"quick": True, "models": MODELS, "time_models": {**MODELS, "llama8b": "8B, a card"},
                      "reference": {**REFERENCE, "llama8b": device["reference"]},

@@ -110,7 +110,7 @@ def test_parts_that_were_not_measured_are_named_and_added_later(tmp_path: Path) 
     whole["sends"] = [
         {"series": "int8", "round": 0, "receivers": [{"known_bits": [], "made_s": [], "verified_s": 1.0}]}
     ]
-    whole |= {name: {} for name in ("passes", "reference", "shapes", "speeds")}
+    whole |= {name: {} for name in ("reference", "shapes", "speeds")}
     fields = {part: {name: whole[name] for name in names} for part, names in PARTS.items()}
     fields["device"] = {"device": whole["device"]}
     first = merged({"peers": {"fields": fields["peers"], "about": reportkit.about("peers")}})

@@ -9,7 +9,7 @@ import json
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -22,13 +22,16 @@ if not all(importlib.util.find_spec(needed) for needed in ("torch", "transformer
     pytest.skip("needs torch and transformers", allow_module_level=True)
 
 from lynx_codec.plan import DEFAULT_PLAN
-from lynx_net.demo.options import DemoError
+from lynx_net.demo.options import DemoError, DemoOptions
+from lynx_net.demo.pair import Pair
+from lynx_net.wire.layout import CacheLayout
 from perf.report.__main__ import main, parse
 from perf.report.cells import Cells
 from perf.report.device import SHAPES, DeviceMissingError, Shape, check_device, load_shape, noise_prompt
 from perf.report.measure_concurrent import DECODE_TOKEN_S, times_s
 from perf.report.measure_device import coded, measure_device, with_stands
-from perf.report.measure_time import spent, turns_of
+from perf.report.measure_time import Timing, spent, turns_of
+from perf.report.predict import checked
 from perf.report.prefill_process import TransferRequest, dtype_of
 from perf.report.scope import FULL, QUICK, Progress
 from perf.report.series import SERIES, codec_plan
@@ -150,6 +153,30 @@ def test_the_part_of_the_device_is_whole_where_its_model_is_tiny_and_on_the_cpu(
     assert made["left_out"] == ["bf16", "int8", "int4", "cachegen", "lynx"]
 
 
+def test_what_is_measured_behind_real_transfers_is_what_the_simulator_reads(tmp_path: Path) -> None:
+    timing = Timing("tiny", "cpu")
+    names = ["int8", "lynx", "lynx_anchor", "default"]
+
+    async def work() -> list[dict[str, Any]]:
+        await timing.load()
+        prompt = noise_prompt("tiny", 0, 256)
+        return await timing.round_of(names, prompt, 20e6, 0, Cells(tmp_path, {}), calibrated=True)
+
+    async def run() -> list[dict[str, Any]]:
+        options = DemoOptions(rate="20Mbit", timeout_s=60.0)
+        async with Pair.open(options, lambda _: None, "perf.report.prefill_process") as pair:
+            timing.pair = pair
+            return await pair.run(work())
+
+    records = asyncio.run(run())
+    assert [one["series"] for one in records if "receiving" in one] == ["lynx", "default"]
+    assert [one["series"] for one in records if "coding_s" not in one] == ["lynx_anchor"]
+    layout = CacheLayout(layers=2, tokens=1, heads=2, key_size=64, value_size=64)
+    found = checked(records, {"tiny": layout})
+    assert {one["series"] for one in found} == set(names)
+    assert all(0 < one[field]["predicted"] < 60 for one in found for field in ("ttft_s", "tt32t_s", "tt64t_s"))
+
+
 def test_a_device_is_not_asked_for_what_it_has_no_kernels_for() -> None:
     assert [name for name in SERIES if name not in coded("cuda")] == ["cachegen"]
 
@@ -238,10 +265,10 @@ def test_runs_that_share_their_cells_wait_for_what_another_measures(tmp_path: Pa
     def run(_: int) -> bool:
         cells = Cells(tmp_path, {})
         with cells.alone():
-            held = cells.held({"what": "passes"})
+            held = cells.held({"what": "step"})
             if held is None:
                 time.sleep(0.05)
-                cells.put({"what": "passes"}, 1.0)
+                cells.put({"what": "step"}, 1.0)
         return held is None
 
     with ThreadPoolExecutor(4) as several:
@@ -259,7 +286,6 @@ def test_where_nothing_can_be_drawn_the_device_is_measured_all_the_same(
             "model": "tiny",
             "accelerator": "a card",
             "transfers": [],
-            "passes": {},
             "reference": at,
             "left_out": [],
         }
