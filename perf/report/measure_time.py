@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
 
     from lynx_net import IncomingTransfer, Readiness
+    from lynx_net.speculation.protocols import ProgressiveTransfer
     from perf.report.cells import Cells
     from perf.report.corpus import Corpus
     from perf.report.scope import Progress, Scope
@@ -49,8 +50,8 @@ SOURCES = (
 NEW_TOKENS = 64
 """Also the most drafts, as in the paper."""
 
-PLAIN_TOKENS = 4
-"""Decoded plainly behind each transfer, for the simulator: a machine is not equally fast all the time."""
+PLAIN_TOKENS = 12
+"""Decoded behind each transfer, for the simulator: a machine is not equally fast all the time, nor in all of them."""
 
 _ROOM = 2 * NEW_TOKENS + 16
 _POLL_S = 0.004
@@ -116,11 +117,12 @@ class Timing:
     ) -> dict[str, Any]:
         """One transfer and what was decoded from it; `check` decodes plainly behind it and compares the texts."""
         loop = asyncio.get_running_loop()
+        anchor_only = SERIES[series].stage == "anchor"
         model, transfer = await self.request(series, prompt, rate_bps)
         async with self.watched(transfer) as polled:
-            done, draft_times = await self._decode(series, model, transfer, prompt)
+            source = AnchorOnly(transfer) if anchor_only else transfer
+            done, draft_times = await self._decode(model, source, prompt, NEW_TOKENS, 0 if anchor_only else NEW_TOKENS)
             await transfer.complete
-        anchor_only = SERIES[series].stage == "anchor"
         began_s: float = transfer.offer.meta[STARTED_S]
         times = [at_s - began_s for at_s in done.token_times_s]
         anchor_bytes = transfer.stats.stream_bytes[0]
@@ -147,12 +149,15 @@ class Timing:
             "verified_s": None if done.verified_at_s is None else done.verified_at_s - began_s,
             "draft_times_s": [at_s - began_s for at_s in draft_times],
         }
-        equal: bool | None = None
-        again_tokens = NEW_TOKENS if check else PLAIN_TOKENS
-        again_s, again = await loop.run_in_executor(self.thread, _timed_again, model, tuple(prompt), again_tokens)
+        await loop.run_in_executor(self.thread, model.truncate, len(prompt) - 1)
+        again_s = time.monotonic()
+        again, _ = await self._decode(model, transfer, prompt, PLAIN_TOKENS, 0)
+        record["plain_step_s"] = (again.token_times_s[-1] - again_s) / PLAIN_TOKENS
+        record["equal_qfull"] = None
         if check:
-            equal = again == list(done.tokens)
-        return {**record, "plain_step_s": again_s / again_tokens, "equal_qfull": equal, **spent(record)}
+            plain = await loop.run_in_executor(self.thread, decode_again, model, tuple(prompt), NEW_TOKENS, None)
+            record["equal_qfull"] = plain == list(done.tokens)
+        return {**record, **spent(record)}
 
     async def calibrate(self, series: str, prompt: Sequence[int], rate_bps: float, drafts: int) -> dict[str, Any]:
         """What the simulator is told of a codec that made so many drafts; of `lynx, anchor only` nothing, since it is
@@ -208,17 +213,22 @@ class Timing:
         return found
 
     async def _decode(
-        self, series: str, model: TransformersModel, transfer: IncomingTransfer, prompt: Sequence[int]
+        self,
+        model: TransformersModel,
+        transfer: ProgressiveTransfer,
+        prompt: Sequence[int],
+        tokens: int,
+        max_drafts: int,
     ) -> tuple[Done, list[float]]:
         """Run the decode loop to its end; also returns when each draft was made."""
         drafts: list[float] = []
         done: Done | None = None
         events = decode(
             model,
-            AnchorOnly(transfer) if SERIES[series].stage == "anchor" else transfer,
+            transfer,
             prompt_tail=list(prompt[-1:]),
-            max_new_tokens=NEW_TOKENS,
-            max_drafts=0 if SERIES[series].stage == "anchor" else NEW_TOKENS,
+            max_new_tokens=tokens,
+            max_drafts=max_drafts,
             executor=self.thread,
         )
         async with contextlib.aclosing(events):
@@ -229,13 +239,6 @@ class Timing:
                     done = event
         assert done is not None
         return done, drafts
-
-
-def _timed_again(model: TransformersModel, prompt: tuple[int, ...], tokens: int) -> tuple[float, list[int]]:
-    """Plain decoding on the cache that is there, with nothing on the link: its seconds and its text. Blocks."""
-    began_s = time.perf_counter()
-    text = decode_again(model, prompt, tokens, None)
-    return time.perf_counter() - began_s, text
 
 
 async def _watch(transfer: IncomingTransfer, polled: list[tuple[float, int]]) -> None:

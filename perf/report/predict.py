@@ -118,7 +118,7 @@ def checked(transfers: Sequence[Record], layouts: Mapping[str, CacheLayout]) -> 
         mine = only(transfers, model=model)
         for tokens, rate in sorted({(one["tokens"], one["rate_bps"]) for one in mine}):
             here = only(mine, tokens=tokens, rate_bps=rate)
-            # Codecs take turns in a round, so all of them had the same machine; four tokens behind one transfer say
+            # Codecs take turns in a round, so all of them had the same machine; a few tokens behind one transfer say
             # little of it.
             steps: dict[int, list[float]] = {}
             for one in here:

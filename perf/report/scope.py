@@ -59,15 +59,15 @@ class Scope:
     def with_rounds(self, rounds: int) -> Scope:
         """The same with so many transfers of each codec at the paper's ratio and on a device.
 
-        What has fewer rounds keeps about its share: of 100, the other lengths and rates have 10 and concurrent requests
-        20; but they have at least five and three, if `rounds` is not less.
+        Other lengths and rates have no fewer than they had, if `rounds` is not less, since the simulator is compared
+        with all of them alike; concurrent requests a fifth, and at least three.
         """
         return dataclasses.replace(
             self,
             rounds=rounds,
             other_rounds=rounds,
             device_rounds=rounds,
-            sweep_rounds=min(rounds, max(5, rounds // 10)),
+            sweep_rounds=min(rounds, self.sweep_rounds),
             concurrent_rounds=min(rounds, max(3, rounds // 5)),
         )
 

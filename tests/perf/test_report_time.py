@@ -209,13 +209,13 @@ def test_transfers_of_noise_are_put_together_for_drafts_that_stood_elsewhere() -
     assert with_stands(measured, {}) == measured
 
 
-def test_rounds_of_the_rest_keep_their_share() -> None:
+def test_other_settings_keep_their_rounds_while_there_are_as_many() -> None:
     less = FULL.with_rounds(12)
     assert (less.rounds, less.other_rounds, less.device_rounds) == (12, 12, 12)
-    assert (less.sweep_rounds, less.concurrent_rounds) == (5, 3)
+    assert (less.sweep_rounds, less.concurrent_rounds) == (10, 3)
     assert FULL.with_rounds(100) == dataclasses.replace(FULL, device_rounds=100)
     assert FULL.with_rounds(2).sweep_rounds == 2
-    assert [less.rounds_at(factor) for factor in (0.5, 1.0, 2.0, 4.0)] == [5, 5, 10, 20]
+    assert [less.rounds_at(factor) for factor in (0.5, 1.0, 2.0, 4.0)] == [10, 10, 20, 40]
     assert QUICK.rounds_at(4.0) == QUICK.sweep_rounds
 
 
