@@ -24,7 +24,8 @@ class Scope:
         text_tokens: length of their caches.
         curves: caches whose values figure 5 looks at.
         rounds: transfers of each codec at the paper's ratio, each with another prompt, of the model that figure 11
-        scales. other_rounds: the same of other models.
+            scales.
+        other_rounds: the same of other models.
         sweep_rounds: the same for the other lengths and rates of figure 11; see `rounds_at`.
         sweep_tokens: lengths of figure 11 beside the reference.
         sweep_rates: rates of figure 11 beside the reference, as multiples of its rate.
