@@ -7,8 +7,8 @@
    recorded prompt: a time is computed for every prompt, and averaged.
 3. One pass over the drafts verifies them and gives a token more; the rest is decoded plainly.
 
-Everything in it is measured where it was measured (`Parts`): seconds of a pass by its number of tokens, seconds
-of encoding and decoding a value, the rate of the link. perf.report shows its error on every setting that it measured.
+What a case is made of is measured where transfers were (`calibrate`) and stated for machines that are not here
+(`predict`). perf.report shows the error on every setting that it measured.
 """
 
 from __future__ import annotations

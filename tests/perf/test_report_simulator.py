@@ -241,7 +241,7 @@ def test_passes_are_made_until_the_last_stream_is_in_place_and_then_one_verifies
     assert timing.model.length == 7 + 5, "the last one computes the drafts anew"
     assert len(found["ends_s"]) == 1 + drafts
     assert found["ends_s"] == sorted(found["ends_s"])
-    assert found["ends_s"][-1] >= found["until_s"] >= found["ends_s"][3] >= 0.03
+    assert found["ends_s"][-1] >= found["until_s"] > found["ends_s"][2] >= 0.02
     assert found["verify_s"] >= 0.05
 
 
