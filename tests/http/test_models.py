@@ -17,9 +17,10 @@ from perf.tiny_model import EOS, make_model
 
 @pytest.mark.model
 async def test_smollm2_answers_through_both_servers():
-    text = "A river carries water from its source to the sea. " * 50
+    text = "A river carries water from its source to the sea. " * 12
     chat = [{"role": "user", "content": f"{text}What does a river carry?"}]
-    async with local_pair("smollm2", prefill={"link": {"rate": "60Mbit"}}) as running:
+    # The residual takes two seconds, so that a slow machine gets to a draft, too.
+    async with local_pair("smollm2", prefill={"link": {"rate": "3Mbit"}}) as running:
         async with openai.AsyncOpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0) as client:
             stream = await client.chat.completions.create(
                 model="smollm2", messages=chat, max_tokens=12, temperature=0, stream=True
