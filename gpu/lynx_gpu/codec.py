@@ -357,7 +357,7 @@ def _shared_bytes(codec: PageCodec, shape: PageShape) -> int:
     """What a block of the encoder shares: fields of chunks, and where rows of the later streams are."""
     if not codec.row_bits:
         return 0
-    fields = 4 if isinstance(codec, LynxCodec) else 2
+    fields = 3 if isinstance(codec, LynxCodec) else 2
     chunks = codec.sections(shape, False).chunks
     return 4 * fields * chunks * _TILE_CHANNELS + 8 * (len(codec.row_bits) - 1) * shape.tokens
 

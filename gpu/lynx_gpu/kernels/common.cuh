@@ -303,6 +303,22 @@ template <bool MOST> __device__ __forceinline__ Pair extreme(Pair a, Pair b)
 #endif
 }
 
+__device__ __forceinline__ Pair without_signs(Pair pair)
+{
+#if KIND == FLOAT32
+    return Pair{fabsf(pair.low), fabsf(pair.high)};
+#else
+    return pair & 0x7FFF7FFFu;
+#endif
+}
+
+// The largest magnitudes of even and of odd channels; NaN if there is one.
+__device__ __forceinline__ Pair magnitude_of(Quad a, Quad b)
+{
+    return extreme<true>(extreme<true>(without_signs(a.low), without_signs(a.high)),
+                         extreme<true>(without_signs(b.low), without_signs(b.high)));
+}
+
 // Infinity in both channels, of either sign.
 __device__ __forceinline__ Pair infinite_pair(bool negative)
 {

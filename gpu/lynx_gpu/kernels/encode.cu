@@ -26,7 +26,15 @@
 // Every lane of every block has four channels, and rows of codes begin at multiples of 4.
 __device__ constexpr bool whole_tiles() { return SIZE % 8 == 0 && CHANNELS % TILE == 0; }
 
-// Order of floats as that of integers.
+// What extremes of a chunk are kept as. Runs that share one agree by atomics, so floats are integers of the same order;
+// a chunk of `lynx` is a run.
+#if LYNX
+static_assert(CHUNK == RUN);
+typedef float Extreme;
+__device__ __forceinline__ float ordered(float value) { return value; }
+__device__ __forceinline__ float unordered(float order) { return order; }
+#else
+typedef int Extreme;
 __device__ __forceinline__ int ordered(float value)
 {
     const int bits = (int)as_bits(value);
@@ -34,6 +42,7 @@ __device__ __forceinline__ int ordered(float value)
 }
 
 __device__ __forceinline__ float unordered(int order) { return as_float((u32)(order >= 0 ? order : order ^ 0x7FFFFFFF)); }
+#endif
 
 __device__ __forceinline__ float clamp(float code, float top)
 {
@@ -80,9 +89,30 @@ __device__ constexpr bool even_first(bool aligned) { return aligned && (paired(4
 
 #define RESIDUAL_FLIP (LYNX ? 0x07070707u : 0u) // 7 - level, modulo 16, is level ^ 7
 
+// A number of each channel of a lane.
+struct Four {
+    float of[4];
+};
+
+__device__ __forceinline__ Four four_of(Quad quad)
+{
+    return Four{{low_of(quad.low), high_of(quad.low), low_of(quad.high), high_of(quad.high)}};
+}
+
+__device__ __forceinline__ Four four_of(const float *shared)
+{
+    const float4 all = *(const float4 *)shared;
+    return Four{{all.x, all.y, all.z, all.w}};
+}
+
+__device__ __forceinline__ void put_four(float *shared, Four four)
+{
+    *(float4 *)shared = make_float4(four.of[0], four.of[1], four.of[2], four.of[3]);
+}
+
 // What four channels of a chunk are made with.
 struct Units {
-    float base[4], per_unit[4];
+    Four base, per_unit;
 };
 
 // Codes of four channels of a token, a byte each, but for RESIDUAL_FLIP. CUT: values may lie outside of what the chunk's
@@ -90,14 +120,15 @@ struct Units {
 template <bool CUT, bool EVEN_FIRST> __device__ __forceinline__ u32 codes_of(Quad x, const Units &units, const Cells &cells)
 {
     constexpr int second = EVEN_FIRST ? 2 : 1, third = 3 - second;
-    float centred[4] = {low_of(x.low), high_of(x.low), low_of(x.high), high_of(x.high)};
+    const Four values = four_of(x);
 #if LYNX
+    float centred[4];
     u32 levels[4];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         // The base is never +0, so the difference is never -0.
-        centred[i] = __fsub_rn(centred[i], units.base[i]);
-        const float scaled = __fmul_rn(fabsf(centred[i]), units.per_unit[i]), magnitude = CUT ? fminf(scaled, UNIT) : scaled;
+        centred[i] = __fsub_rn(values.of[i], units.base.of[i]);
+        const float scaled = __fmul_rn(fabsf(centred[i]), units.per_unit.of[i]), magnitude = CUT ? fminf(scaled, UNIT) : scaled;
         levels[i] = as_bits(__fadd_rd(magnitude, cells.of(magnitude)));
     }
     const u32 signs = sign_bytes(centred[0], centred[second], centred[third], centred[3]);
@@ -106,7 +137,8 @@ template <bool CUT, bool EVEN_FIRST> __device__ __forceinline__ u32 codes_of(Qua
     int levels[4];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        const float level = __fadd_rn(__fmul_rn(__fsub_rn(centred[i], units.base[i]), units.per_unit[i]), 0.5f);
+        const float difference = __fsub_rn(values.of[i], units.base.of[i]);
+        const float level = __fadd_rn(__fmul_rn(difference, units.per_unit.of[i]), 0.5f);
         levels[i] = (int)(TOP < 255.0f ? fminf(level, TOP) : level);
     }
     return pack_saturated(levels[0], levels[second], pack_saturated(levels[third], levels[3], 0));
@@ -115,10 +147,66 @@ template <bool CUT, bool EVEN_FIRST> __device__ __forceinline__ u32 codes_of(Qua
 
 // Sum of the differences to the pivot in a chunk so far, weighted; four channels.
 struct Sums {
-    float pivot[4], total[4];
+    Four pivot, total;
+
+    __device__ __forceinline__ explicit Sums(Quad x) : pivot(four_of(x)), total{} {}
+
+    __device__ __forceinline__ void add(Quad x, float weight)
+    {
+        const Four values = four_of(x);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float difference = __fsub_rn(values.of[i], pivot.of[i]);
+            total.of[i] = __fadd_rn(total.of[i], weight == 1.0f ? difference : __fmul_rn(difference, weight));
+        }
+    }
+
+    __device__ __forceinline__ Four mean(float weight) const
+    {
+        Four means;
+        for (int i = 0; i < 4; i++)
+            means.of[i] = __fadd_rn(pivot.of[i], __fmul_rn(total.of[i], weight));
+        return means;
+    }
 };
 
-// What a block knows while it encodes a tile. `least` and `most` are [chunk][channel], as ordered integers.
+// Fields of a channel of a chunk, and what its codes are made with. FAR: a value lies outside of what they span.
+struct Fields {
+    float first, second, base, per_unit;
+    bool far, escape;
+};
+
+__device__ __forceinline__ Fields fields_of(float low, float step, float inverse, float levels, float smallest,
+                                            float largest, float mean, int coded)
+{
+    Fields fields;
+#if LYNX
+    fields.first = clamp(floorf(__fadd_rn(__fmul_rn(__fsub_rn(mean, low), inverse), 0.5f)), levels);
+    const float origin = __fadd_rn(low, __fmul_rn(step, fields.first));
+    const float deviation = fmaxf(__fsub_rn(largest, origin), __fsub_rn(origin, smallest));
+    fields.second = clamp(ceilf(__fmul_rn(deviation, inverse)), levels);
+#else
+    fields.first = clamp(floorf(__fmul_rn(__fsub_rn(smallest, low), inverse)), levels);
+    const float origin = __fadd_rn(low, __fmul_rn(step, fields.first));
+    fields.second = clamp(ceilf(__fmul_rn(__fsub_rn(largest, origin), inverse)), levels);
+#endif
+    const float length = __fmul_rn(step, fields.second);
+#if LYNX
+    fields.far = length != 0.0f && !(deviation <= length * EXCESS);
+    fields.base = origin == 0.0f ? -0.0f : origin;
+    // A power of two divided by it: no length is so small that to multiply it by another one rounds.
+    fields.per_unit = length != 0.0f ? __frcp_rn(length * (1.0f / UNIT)) : 0.0f;
+#else
+    fields.far = false;
+    fields.base = origin;
+    fields.per_unit = length != 0.0f ? __fdiv_rn(TOP, length) : 0.0f;
+#endif
+    const float spread = __fsub_rn(largest, smallest), extent = spread > 0.0f ? spread : fabsf(smallest);
+    fields.escape = coded >= ESCAPE_TOKENS && length > 0.0f && extent < __fmul_rn(ESCAPE_STEPS, step);
+    return fields;
+}
+
+// What a block knows while it encodes a tile. `least` and `most` are [chunk][channel].
 struct Tile {
     const View &view;
     const Job &job;
@@ -129,8 +217,8 @@ struct Tile {
     int channel, there;  // first of the four channels of this lane, and how many there are
     i64 column;          // their place in a token
     int lane;
-    int *least, *most;
-    float *pivot, *total; // of means, likewise; what codes are made with takes the place of the extremes
+    Extreme *least, *most; // what codes are made with takes their place
+    float *mean;           // likewise
     u8 *codes;            // rows of the first stream
     u8 *const *later;     // rows of all tokens in the others, [stream - 1][token]
     const Cells &cells;
@@ -144,43 +232,24 @@ struct Tile {
         return load_quad(view.pointer, row_of(view, job.start + token) + column, whole_tiles() ? 4 : there);
     }
 
+    // Extremes of four channels in a run.
     __device__ __forceinline__ void add_extremes(int token, Quad low, Quad high) const
     {
+        const Four lows = four_of(low), highs = four_of(high);
         const int k = field(token);
-        atomicMin(&least[k], ordered(low_of(low.low)));
-        atomicMin(&least[k + 1], ordered(high_of(low.low)));
-        atomicMin(&least[k + 2], ordered(low_of(low.high)));
-        atomicMin(&least[k + 3], ordered(high_of(low.high)));
-        atomicMax(&most[k], ordered(low_of(high.low)));
-        atomicMax(&most[k + 1], ordered(high_of(high.low)));
-        atomicMax(&most[k + 2], ordered(low_of(high.high)));
-        atomicMax(&most[k + 3], ordered(high_of(high.high)));
-        if (!allowed(low.low) || !allowed(low.high) || !allowed(high.low) || !allowed(high.high))
-            for (int t = max(token / RUN * RUN, first); t < min(token / RUN * RUN + RUN, stop); t++)
-                refuse_quad(status, t, channel, there, load(t)); // rare, so the run is read again
-    }
-
-    __device__ __forceinline__ Sums begin_sums(Quad x) const
-    {
-        return Sums{{low_of(x.low), high_of(x.low), low_of(x.high), high_of(x.high)}, {0.0f, 0.0f, 0.0f, 0.0f}};
-    }
-
-    __device__ __forceinline__ void store_sums(int token, const Sums &sums) const
-    {
-        for (int i = 0; i < 4; i++) {
-            pivot[field(token) + i] = sums.pivot[i];
-            total[field(token) + i] = sums.total[i];
-        }
-    }
-
-    __device__ __forceinline__ void add(Sums &sums, Quad x, float weight) const
-    {
-        const float values[4] = {low_of(x.low), high_of(x.low), low_of(x.high), high_of(x.high)};
+#if LYNX
+        put_four(least + k, lows);
+        put_four(most + k, highs);
+#else
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const float difference = __fsub_rn(values[i], sums.pivot[i]);
-            sums.total[i] = __fadd_rn(sums.total[i], weight == 1.0f ? difference : __fmul_rn(difference, weight));
+            atomicMin(&least[k + i], ordered(lows.of[i]));
+            atomicMax(&most[k + i], ordered(highs.of[i]));
         }
+#endif
+        if (!allowed(magnitude_of(low, high)))
+            for (int t = max(token / RUN * RUN, first); t < min(token / RUN * RUN + RUN, stop); t++)
+                refuse_quad(status, t, channel, there, load(t)); // rare, so the run is read again
     }
 
     // Whether all tokens of a run are coded, and of one chunk.
@@ -223,50 +292,93 @@ struct Tile {
             high = Quad{extreme<true>(high.low, x[i].low), extreme<true>(high.high, x[i].high)};
         }
         add_extremes(begin, low, high);
+        if (LYNX)
+            add_run(begin, x, magnitude_of(low, high));
     }
 
-    // A mean is added up in the order of the tokens. A chunk of `lynx` is a run.
+    // A mean is added up in the order of the tokens.
     __device__ __forceinline__ void add_part(int begin) const
     {
         const int from = max(begin, first), until = min(begin + RUN, stop);
         if (from >= until)
             return;
-        Sums sums = begin_sums(load(from));
+        Sums sums(load(from));
         for (int t = from; t < until; t++)
-            add(sums, load(t), 1.0f / CHUNK);
-        store_sums(from, sums);
+            sums.add(load(t), 1.0f / CHUNK);
+        put_four(mean + field(from), sums.mean(until - from == CHUNK ? 1.0f : __fdiv_rn((float)CHUNK, (float)(until - from))));
     }
 
-    __device__ __forceinline__ void add_run(int begin, const Quad *x) const
+    __device__ __forceinline__ void add_run(int begin, const Quad *x, Pair largest) const
     {
-        Sums sums = begin_sums(x[0]);
+        Sums sums(x[0]);
         // Weights of 2^-5 can wait unless a sum overflows: bits of differences of 16-bit floats, and of their sums, do not
         // reach down to where float32 ends.
-        float largest = 0.0f;
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            largest = fmaxf(largest, fmaxf(fabsf(unordered(least[field(begin) + i])), fabsf(unordered(most[field(begin) + i]))));
-        if (KIND != FLOAT32 && largest <= SAFE_SUM) {
+        const bool wait = KIND != FLOAT32 && low_of(largest) <= SAFE_SUM && high_of(largest) <= SAFE_SUM;
+        if (wait) {
 #pragma unroll
             for (int i = 0; i < RUN; i++)
-                add(sums, x[i], 1.0f);
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                sums.total[i] *= 1.0f / CHUNK;
+                sums.add(x[i], 1.0f);
         } else {
 #pragma unroll
             for (int i = 0; i < RUN; i++)
-                add(sums, x[i], 1.0f / CHUNK);
+                sums.add(x[i], 1.0f / CHUNK);
         }
-        store_sums(begin, sums);
+        put_four(mean + field(begin), sums.mean(wait ? 1.0f / CHUNK : 1.0f));
+    }
+
+    // Fields of four channels of a chunk, and what codes are made with in the place of its extremes; whether values are far.
+    template <bool WIDE>
+    __device__ __forceinline__ bool make_units(int begin, const float *page_low, const float *page_step,
+                                               const float *page_inverse, float levels) const
+    {
+        const int from = max(begin, first), coded = min(begin + RUN, stop) - from, k = field(from);
+        const Four low = four_of(page_low + 4 * lane), step = four_of(page_step + 4 * lane);
+        const Four inverse = four_of(page_inverse + 4 * lane), means = four_of(mean + k);
+        const Four smallest = four_of((const float *)least + k), largest = four_of((const float *)most + k);
+        Units units;
+        bool far = false, escape = false;
+        u32 firsts[4], seconds[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const bool is_there = whole_tiles() || i < there;
+            const Fields fields = fields_of(low.of[i], step.of[i], inverse.of[i], levels, smallest.of[i], largest.of[i],
+                                            means.of[i], coded);
+            far |= is_there && fields.far;
+            escape |= is_there && fields.escape;
+            units.base.of[i] = is_there ? fields.base : 0.0f;
+            units.per_unit.of[i] = is_there ? fields.per_unit : 0.0f;
+            firsts[i] = (u32)fields.first;
+            seconds[i] = (u32)fields.second;
+        }
+        put_four((float *)least + k, units.base);
+        put_four((float *)most + k, units.per_unit);
+        u8 *const to = anchor + at.chunk_low + (WIDE ? 2 : 1) * ((from / CHUNK - first / CHUNK) * CHANNELS + channel);
+        store_fields<WIDE>(to, firsts);
+        store_fields<WIDE>(to + at.chunk_scale - at.chunk_low, seconds);
+        if (!WIDE && escape)
+            atomicOr(&status->flags, WIDE_PAGE);
+        return far;
+    }
+
+    template <bool WIDE> __device__ __forceinline__ void store_fields(u8 *to, const u32 *fields) const
+    {
+        if (!WIDE && whole_tiles() && ((u64)to & 3) == 0) {
+            *(u32 *)to = fields[0] | fields[1] << 8 | fields[2] << 16 | fields[3] << 24;
+            return;
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if (whole_tiles() || i < there) {
+                if (WIDE)
+                    store16(to + 2 * i, fields[i]);
+                else
+                    to[i] = (u8)fields[i];
+            }
     }
 
     __device__ __forceinline__ Units units_of(int token) const
     {
-        Units units;
-        *(float4 *)units.base = *(const float4 *)((const float *)least + field(token));
-        *(float4 *)units.per_unit = *(const float4 *)((const float *)most + field(token));
-        return units;
+        return Units{four_of((const float *)least + field(token)), four_of((const float *)most + field(token))};
     }
 
     template <int STREAM, bool ALIGNED>
@@ -369,34 +481,34 @@ __device__ __forceinline__ void encode_tile(const View &view, const Job &job, in
                                             const u8 *header, const float *cell_table, u8 *piece, Status *status)
 {
     extern __shared__ __align__(16) int shared[];
-    __shared__ float page_low[TILE], page_step[TILE], page_inverse[TILE];
+    __shared__ __align__(16) float page_low[TILE], page_step[TILE], page_inverse[TILE];
     __shared__ __align__(16) float cells[CELLS * COPIES];
-    __shared__ bool cut;
     const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
     const int first = job.raw_head, stop = job.tokens - job.raw_tail, tokens = job.tokens;
     const Sections at(job, WIDE);
     u8 *const anchor = piece + job.at[0];
     const int *const fine = fine_tokens + job.fine_at;
     const int fields = at.chunks * TILE;
-    int *const least = shared, *const most = least + fields;
-    float *const pivot = (float *)(most + fields), *const total = pivot + fields;
-    u8 **const later = (u8 **)(LYNX ? total + fields : pivot);
+    Extreme *const least = (Extreme *)shared, *const most = least + fields;
+    float *const mean = (float *)(most + fields);
+    u8 **const later = (u8 **)(LYNX ? mean + fields : mean);
 
     const int quad = number * (TILE / 4) + lane, head = 4 * quad / PADDED, position = 4 * quad % PADDED;
     const int there = head >= HEADS ? 0 : max(min(SIZE - position, 4), 0);
     const int index = number * (TILE / 8) + lane / 2;
     const Cells search(cells, lane);
     const Tile tile = {view,  job,   at,    status, anchor, first, stop,  head * SIZE + position, there, column_of(view, head, position),
-                       lane,  least, most,  pivot,  total,  anchor + at.data, later, search, group_of(index), index < GROUPS};
+                       lane,  least, most,  mean,   anchor + at.data, later, search, group_of(index), index < GROUPS};
     const int runs = (tokens + RUN - 1) / RUN;
     Quad x[RUN];
     if (warp < runs && tile.whole(warp * RUN))
         load_run(tile, warp * RUN, x);
 
-    for (int i = thread; i < fields; i += THREADS) {
-        least[i] = 0x7FFFFFFF;
-        most[i] = (int)0x80000000;
-    }
+    if (!LYNX)
+        for (int i = thread; i < fields; i += THREADS) {
+            least[i] = (Extreme)0x7FFFFFFF;
+            most[i] = (Extreme)0x80000000;
+        }
     if (LYNX)
 #pragma unroll
         for (int i = thread; i < CELLS * COPIES / COPIED; i += THREADS) {
@@ -413,15 +525,14 @@ __device__ __forceinline__ void encode_tile(const View &view, const Job &job, in
                                                          : anchor + at.fine_rows(job, s) + ~place * row;
             }
         }
-    if (thread == 0)
-        cut = false;
     if (number == 0) {
         write_header(anchor, header, HEADER, job, WIDE, THREADS);
         if (STREAMS > 1)
             for (int i = thread; i < at.fine; i += THREADS)
                 store16(anchor + at.positions + 2 * i, (u32)fine[i]);
     }
-    __syncthreads();
+    if (!LYNX)
+        __syncthreads();
 
     for (int run = warp; run < runs; run += WARPS) {
         if (tile.whole(run * RUN)) {
@@ -430,30 +541,19 @@ __device__ __forceinline__ void encode_tile(const View &view, const Job &job, in
             tile.look_at_run(run * RUN, x);
         } else {
             tile.look_at_part(run * RUN);
+            if (LYNX)
+                tile.add_part(run * RUN);
         }
     }
     if (stop <= first)
         return;
     __syncthreads();
-#if LYNX
-    static_assert(CHUNK == RUN);
-    for (int run = warp; run < runs; run += WARPS) {
-        if (!tile.whole(run * RUN)) {
-            tile.add_part(run * RUN);
-            continue;
-        }
-        if (runs > WARPS)
-            load_run(tile, run * RUN, x);
-        tile.add_run(run * RUN, x);
-    }
-    __syncthreads();
-#endif
 
     const float levels = WIDE ? 65535.0f : 255.0f;
     if (thread < TILE) {
         const int index = number * TILE + thread, of_head = index % PADDED;
         if (index < GROUPS * 8 && of_head < SIZE) {
-            int lowest = least[thread], highest = most[thread];
+            Extreme lowest = least[thread], highest = most[thread];
             for (int k = 1; k < at.chunks; k++) {
                 lowest = min(lowest, least[k * TILE + thread]);
                 highest = max(highest, most[k * TILE + thread]);
@@ -479,72 +579,55 @@ __device__ __forceinline__ void encode_tile(const View &view, const Job &job, in
     }
     __syncthreads();
 
-    float *const base = (float *)least, *const per_unit = (float *)most;
-    bool escape = false, far = false;
+#if !LYNX
     const int c = thread % TILE, channel = number * TILE + c, of_head = channel % PADDED;
     const bool is_there = whole_tiles() || (channel < GROUPS * 8 && of_head < SIZE);
-    const float low = page_low[c], step = page_step[c], inverse = page_inverse[c];
     const int last = at.chunks - 1, coded_first = min(stop, (first / CHUNK + 1) * CHUNK) - first;
     const int coded_last = stop - max(first, (stop - 1) / CHUNK * CHUNK);
     const int field_bytes = WIDE ? 2 : 1, apart = at.chunk_scale - at.chunk_low;
+    bool escape = false;
     u8 *to = anchor + at.chunk_low + field_bytes * (thread / TILE * CHANNELS + channel / PADDED * SIZE + of_head);
     for (int k = thread / TILE; k <= last; k += THREADS / TILE, to += field_bytes * (THREADS / TILE * CHANNELS)) {
         const int i = k * TILE + c;
-        if (!is_there) {
-            base[i] = 0.0f;
-            per_unit[i] = 0.0f;
-            continue;
+        Fields fields = {};
+        if (is_there) {
+            const int coded = k == 0 ? coded_first : k == last ? coded_last : CHUNK;
+            fields = fields_of(page_low[c], page_step[c], page_inverse[c], levels, unordered(least[i]), unordered(most[i]),
+                               0.0f, coded);
+            if (WIDE) {
+                store16(to, (u32)fields.first);
+                store16(to + apart, (u32)fields.second);
+            } else {
+                to[0] = (u8)(u32)fields.first;
+                to[apart] = (u8)(u32)fields.second;
+            }
         }
-        const float smallest = unordered(least[i]), largest = unordered(most[i]);
-        const int coded = k == 0 ? coded_first : k == last ? coded_last : CHUNK;
-#if LYNX
-        const float share = coded == CHUNK ? total[i] : __fmul_rn(total[i], __fdiv_rn((float)CHUNK, (float)coded));
-        const float mean = __fadd_rn(pivot[i], share);
-        const float field1 = clamp(floorf(__fadd_rn(__fmul_rn(__fsub_rn(mean, low), inverse), 0.5f)), levels);
-        const float origin = __fadd_rn(low, __fmul_rn(step, field1));
-        const float deviation = fmaxf(__fsub_rn(largest, origin), __fsub_rn(origin, smallest));
-        const float field2 = clamp(ceilf(__fmul_rn(deviation, inverse)), levels);
-        const float units = UNIT;
-#else
-        const float field1 = clamp(floorf(__fmul_rn(__fsub_rn(smallest, low), inverse)), levels);
-        const float origin = __fadd_rn(low, __fmul_rn(step, field1));
-        const float field2 = clamp(ceilf(__fmul_rn(__fsub_rn(largest, origin), inverse)), levels);
-        const float units = TOP;
-#endif
-        const float length = __fmul_rn(step, field2);
-#if LYNX
-        far |= length != 0.0f && !(deviation <= length * EXCESS);
-#endif
-        base[i] = LYNX && origin == 0.0f ? -0.0f : origin;
-        per_unit[i] = length != 0.0f ? __fdiv_rn(units, length) : 0.0f;
-        const float spread = __fsub_rn(largest, smallest), extent = spread > 0.0f ? spread : fabsf(smallest);
-        escape |= coded >= ESCAPE_TOKENS && length > 0.0f && extent < __fmul_rn(ESCAPE_STEPS, step);
-        if (WIDE) {
-            store16(to, (u32)field1);
-            store16(to + apart, (u32)field2);
-        } else {
-            to[0] = (u8)(u32)field1;
-            to[apart] = (u8)(u32)field2;
-        }
+        escape |= fields.escape;
+        ((float *)least)[i] = fields.base;
+        ((float *)most)[i] = fields.per_unit;
     }
-    if (far)
-        cut = true;
     if (!WIDE && escape)
         atomicOr(&status->flags, WIDE_PAGE);
     __syncthreads();
+#endif
 
     u64 lowest_bits = (u64)(anchor + at.data);
 #pragma unroll
     for (int s = 1; s < STREAMS; s++)
         lowest_bits |= (u64)(piece + job.at[s]) | (at.fine ? (u64)(anchor + at.fine_rows(job, s)) : 0);
-    const bool quick = whole_tiles() && lowest_bits % (bits_of_stream(0) == 8 ? 8 : 4) == 0 && !cut;
+    const bool aligned = whole_tiles() && lowest_bits % (bits_of_stream(0) == 8 ? 8 : 4) == 0;
     for (int run = warp; run < runs; run += WARPS) {
         const int begin = run * RUN;
+        if (begin >= stop || begin + RUN <= first)
+            continue;
+        bool quick = aligned;
+        if (LYNX)
+            quick &= !__any_sync(0xFFFFFFFFu, tile.make_units<WIDE>(begin, page_low, page_step, page_inverse, levels));
         if (quick && tile.whole(begin)) {
             if (runs > WARPS)
                 load_run(tile, begin, x);
             tile.write_run(begin, x);
-        } else if (begin < stop && begin + RUN > first) {
+        } else {
             tile.write_part(begin);
         }
     }

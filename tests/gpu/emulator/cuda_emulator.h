@@ -407,6 +407,7 @@ inline float __fadd_rd(float a, float b) {
 inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fdiv_rn(float a, float b) { return a / b; }
+inline float __frcp_rn(float a) { return 1.0f / a; }
 inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
 inline float __fsqrt_rn(float a) { return sqrtf(a); }
 inline unsigned __float_as_uint(float a) { return emulator::unpack<unsigned>(emulator::pack(a)); }
