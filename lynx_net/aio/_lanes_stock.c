@@ -176,9 +176,9 @@ static PyObject *stock_put(PyObject *self, PyObject *args)
             free_loan(stock, loan); /* releases no buffer: there is none */
             return NULL;
         }
-        if (loan->view.len == 0 || (uint64_t)loan->view.len > UINT32_MAX) {
+        if ((uint64_t)loan->view.len > UINT32_MAX) {
             free_loan(stock, loan);
-            PyErr_SetString(PyExc_ValueError, "a page of a stream has 1 to 4294967295 bytes");
+            PyErr_SetString(PyExc_ValueError, "a page of a stream has at most 4294967295 bytes");
             return NULL;
         }
         pthread_mutex_lock(&stock->mutex);
@@ -322,7 +322,7 @@ static int read_header(const unsigned char *header, size_t following, Segment *s
         .bytes = get32(header + 4),
         .last = flags == LAST,
     };
-    return segment->bytes != 0 && get32(header + 20) == 0 && get32(header + 24) == segment->bytes;
+    return get32(header + 20) == 0 && get32(header + 24) == segment->bytes;
 }
 
 /* Buffers for all segments of the burst whose headers are there, or for none. */
@@ -360,6 +360,7 @@ static void begin_burst(Reader *self)
         self->payloads[index] = (struct iovec){self->coming[index].loan->view.buf, self->coming[index].bytes};
     self->burst.count = count;
     self->burst.done = self->burst.filled = self->taken = 0;
+    lanes_account(&self->burst, 0); /* the first may be empty, or all */
     self->headers_filled = 0;
     self->headers_wanted = HEADER_BYTES;
     self->burst_began_ns = lanes_now_ns();

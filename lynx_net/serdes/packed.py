@@ -10,7 +10,7 @@ from lynx_codec.composite import join_streams
 from lynx_codec.plan import PLAN, CodecTable
 from lynx_net.aio.offload import run_blocking
 from lynx_net.errors import LynxError
-from lynx_net.wire.layout import KINDS, CacheLayout
+from lynx_net.wire.layout import KINDS, CacheLayout, WaitingOrder
 from lynx_net.wire.messages import AbortCode
 
 if TYPE_CHECKING:
@@ -65,14 +65,7 @@ def page_order(layout: CacheLayout, stream: int) -> list[int]:
     """Page numbers in the order in which a stream of them goes, as when a cache is encoded while it is sent."""
     if stream == 0:
         return list(range(layout.page_count))
-    # As `serializer` ranks pages, without making every page of a large cache.
-    per_array, kinds = layout.pages_per_array, len(layout.kinds)
-    return [
-        (layer * kinds + kind) * per_array + position
-        for kind in range(kinds)
-        for layer in reversed(range(layout.layers))
-        for position in reversed(range(per_array))
-    ]
+    return list(map(WaitingOrder(layout).page, range(layout.page_count)))
 
 
 async def send_pages(

@@ -9,6 +9,7 @@ from lynx_net.errors import CodecError, LocalProtocolError
 from lynx_net.serdes.device_encoder import DeviceEncoder
 from lynx_net.serdes.encoder import HostEncoder
 from lynx_net.serdes.pages import LayerPages
+from lynx_net.wire.layout import WaitingOrder
 from lynx_net.wire.messages import AbortCode
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from lynx_net.aio.transfer import Offer, OutgoingTransfer
     from lynx_net.serdes.device import Devices
     from lynx_net.serdes.encoder import EncodedGroup, LayerEncoder
-    from lynx_net.wire.layout import Kind, PageRef
+    from lynx_net.wire.layout import Kind
     from lynx_net.wire.stats import TransferStats
 
 __all__ = ["Sending"]
@@ -171,6 +172,7 @@ class _Outlet:
     def __init__(self, transfer: OutgoingTransfer, pages_per_layer: int) -> None:
         self._transfer = transfer
         self._per_layer = pages_per_layer
+        self._order = WaitingOrder(transfer.offer.layout)
 
     async def wait_for_room(self) -> None:
         await self._transfer.wait_for_room()
@@ -182,16 +184,8 @@ class _Outlet:
         before = encoded.layer * self._per_layer
         self._transfer.submit_all(
             [
-                (before + page.index, number, data, _rank(encoded.layer, page) if number else ())
+                (before + page.index, number, data, (self._order.place(before + page.index),) if number else ())
                 for number, stream in enumerate(encoded.streams)
                 for page, data in zip(encoded.pages, stream, strict=True)
             ]
         )
-
-
-def _rank(layer: int, page: PageRef) -> tuple[int, ...]:
-    """Order of residuals that wait: keys first, late layers first, late tokens first.
-
-    With half of them in place, drafts gain far more than in the order of the layers (docs/splits.md).
-    """
-    return (page.kind != "key", -layer, -page.start)

@@ -201,7 +201,7 @@ class FrameReader:
         self._scratch: memoryview | None = None
         self._ahead: memoryview | None = None
         self.small = True
-        """The last segment was a small one: reading ahead may save more than it costs."""
+        """The last segment that had any bytes was a small one: reading ahead may save more than it costs."""
         self._ahead_at = self._ahead_end = 0
         """What of it has not been looked at."""
 
@@ -462,7 +462,8 @@ class FrameReader:
             raise RemoteProtocolError(f"a burst of segments miscounts: {following} are said to follow")
         self._started.append(SegmentHeader(transfer, page, stream, offset, length, stream_bytes, payload_sum))
         self._following = following
-        self.small = length <= _SMALL_BYTES
+        if length:
+            self.small = length <= _SMALL_BYTES
         if not following:
             frames += map(SegmentStart, self._started)
             self._undecided.extend(self._started)

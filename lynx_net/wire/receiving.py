@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from lynx_net.errors import FlowControlError, IntegrityError, LocalProtocolError, RemoteProtocolError
 from lynx_net.wire.credit import ReceiveWindow
 from lynx_net.wire.frames import SegmentHeader
+from lynx_net.wire.layout import WaitingOrder
 from lynx_net.wire.pool import BufferPool
 from lynx_net.wire.scheduler import classes_of
 from lynx_net.wire.stats import TransferStats
@@ -197,6 +198,8 @@ class ReceiveState:
         """Pages that came in buffers which had been lent with earlier ones in view."""
         self._begun_up_to = [0] * streams
         """All pages before this one have begun."""
+        self._order = WaitingOrder(layout)
+        """Of later streams, in which these numbers of pages are places."""
         self._layer_missing = [[self._pages_per_layer] * layout.layers for _ in range(streams)]
         self._layers_missing = [layout.layers] * streams
         if self._early_window is not None:
@@ -306,35 +309,38 @@ class ReceiveState:
         """Buffers for the next pages of a stream that have not begun, within credit and segment (lending.py).
 
         A quarter of the credit is left for what comes in other sizes, and no more than `most_bytes` are lent at a time.
-        Few pages are looked at, the next ones next time.
+        Few pages are looked at, the next ones next time. Next is what a sender of ours sends next: pages have other
+        sizes than those beside them, keys than values, and those of fine tokens.
         """
         lent_bytes = self.lent_bytes[stream]
         room_bytes = min(self.windows[stream].outstanding * 3 // 4, most_bytes) - lent_bytes
         room_pages = self._page_count - self._begun_pages[stream] - self._lent_pages[stream]
         buffers: list[memoryview] = []
         known: PageSizes | None = None
-        size = 0
-        index = self._lent_up_to[stream]
+        size = -1
+        place = self._lent_up_to[stream]
         looks = _LOOK_AHEAD_PAGES if self.accepted and room_bytes >= least_bytes else 0
         while looks and len(buffers) < room_pages:
-            if index == self._page_count:
+            if place == self._page_count:
                 if not self._overtaken[stream]:
                     break
                 self._overtaken[stream] = 0
-                index = self._first_not_begun(stream)
+                place = self._first_not_begun(stream)
+            index = self._order.page(place) if stream else place
             sizes = self._sizes(index)[stream]
             if sizes is not known:
                 known = sizes
-                size = 0 if isinstance(sizes, range) else min(sizes)
-            if least_bytes <= size <= self.segment_bytes and not self._has_begun(index, stream):
+                size = -1 if isinstance(sizes, range) else min(sizes)
+            # Empty ones too: a burst of segments is received into lent buffers as a whole, or not at all.
+            if (least_bytes <= size <= self.segment_bytes or not size) and not self._has_begun(index, stream):
                 if size > room_bytes:
                     break
                 room_bytes -= size
                 buffers.append(self._pool.take(size))
                 lent_bytes += size
-            index += 1
+            place += 1
             looks -= 1
-        self._lent_up_to[stream] = index
+        self._lent_up_to[stream] = place
         self._lent_pages[stream] += len(buffers)
         self.lent_bytes[stream] = lent_bytes
         return buffers
@@ -344,11 +350,11 @@ class ReceiveState:
         return page is not None and (page.streams[stream] is not None or page.handed_out > stream)
 
     def _first_not_begun(self, stream: int) -> int:
-        index = self._begun_up_to[stream]
-        while index < self._page_count and self._has_begun(index, stream):
-            index += 1
-        self._begun_up_to[stream] = index
-        return index
+        place = self._begun_up_to[stream]
+        while place < self._page_count and self._has_begun(self._order.page(place) if stream else place, stream):
+            place += 1
+        self._begun_up_to[stream] = place
+        return place
 
     def lent_too_much(self, stream: int) -> bool:
         """More is lent in a stream than credit and pages are left for."""
@@ -369,6 +375,7 @@ class ReceiveState:
         self._lent_pages[stream] -= len(pages)
         window, count, others = self.windows[stream], 0, []
         is_last = stream + 1 == self.streams
+        lent_up_to = self._lent_up_to[stream]
         ready: list[int] = []
         try:
             for index, buffer in zip(pages, buffers, strict=True):
@@ -388,7 +395,7 @@ class ReceiveState:
                 window.received += size
                 page.streams[stream] = _PageStream(buffer, 0)
                 count += 1
-                if index >= self._lent_up_to[stream]:
+                if (self._order.place(index) if stream else index) >= lent_up_to:
                     self._overtaken[stream] += 1
                 if page.handed_out == stream and (is_last or page.streams[stream + 1] is None):
                     page.handed_out += 1

@@ -12,7 +12,6 @@ import lynx_net
 from lynx_codec import CodecError, CodecPlan, CodecRule, PackedCache, get_codec
 from lynx_net.errors import StoreError, TransferAbortedError
 from lynx_net.serdes.packed import PackedPages, page_order, send_pages
-from lynx_net.serdes.serializer import _rank
 from lynx_net.testing.sweep import Canceller, Moment, cancel_sweep
 
 PLANS: dict[str, Any] = {
@@ -106,7 +105,7 @@ def test_pages_go_in_the_order_of_pages_that_are_encoded_on_the_way(kinds: dict[
     layout = lynx_net.CacheLayout(**({"layers": 3, "tokens": 900, "heads": 1, "key_size": 2, "value_size": 2} | kinds))
     assert page_order(layout, 0) == [page.index for page in layout.pages()]
     assert page_order(layout, 1) == [
-        page.index for page in sorted(layout.pages(), key=lambda page: _rank(page.layer, page))
+        page.index for page in sorted(layout.pages(), key=lambda page: (page.kind != "key", -page.layer, -page.start))
     ]
 
 

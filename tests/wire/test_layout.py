@@ -12,7 +12,7 @@ from wirekit import LAYOUT
 
 from lynx_net.errors import LocalProtocolError
 from lynx_net.wire import layout as limits
-from lynx_net.wire.layout import CacheLayout
+from lynx_net.wire.layout import CacheLayout, WaitingOrder
 
 layouts = st.builds(
     CacheLayout,
@@ -52,6 +52,14 @@ def test_one_page_of_each_shape(layout: CacheLayout, data: st.DataObject) -> Non
     assert {(page.kind, page.shape) for page in unlike} == {(page.kind, page.shape) for page in layout.first_layer()}
     assert len({(page.kind, page.shape) for page in unlike}) == len(unlike)
     assert all(page.layer == 0 and page == layout.page(page.index) for page in unlike)
+
+
+@given(layouts)
+def test_later_streams_wait_keys_first_late_layers_first_late_tokens_first(layout: CacheLayout) -> None:
+    order = WaitingOrder(layout)
+    ranked = sorted(layout.pages(), key=lambda page: (page.kind != "key", -page.layer, -page.start))
+    assert [order.page(place) for place in range(layout.page_count)] == [page.index for page in ranked]
+    assert [order.place(page.index) for page in ranked] == list(range(layout.page_count))
 
 
 @given(layouts)

@@ -142,3 +142,24 @@ def test_a_run_of_more_than_was_granted_is_refused() -> None:
     with pytest.raises(RemoteProtocolError, match="granted"):
         state.take_run(run_of(0, [0, 1, 2], buffers), events)
     assert events == [PagesArrived(1, [0, 1], 0)]
+
+
+def test_buffers_are_lent_for_what_is_sent_next() -> None:
+    """Anchors come in the order of the pages, what waits behind them as `WaitingOrder` says; all sizes differ."""
+    layout = CacheLayout(layers=2, tokens=3, heads=1, key_size=1, value_size=1, page_tokens=1)
+    sizes = [[frozenset({SIZE + page}), frozenset({0 if page % 3 == 2 else 2 * SIZE + page})] for page in range(12)]
+    state = ReceiveState(1, layout, 2, 4 * SIZE, sizes.__getitem__, [1 << 20] * 2, 1 << 20)
+    for window in state.windows:
+        window.limit = 1 << 20
+    state.accepted = True
+    sent = [list(range(12)), [8, 7, 6, 2, 1, 0, 11, 10, 9, 5, 4, 3]]
+    for stream, pages in enumerate(sent):
+        wanted = [min(sizes[page][stream]) for page in pages]
+        buffers: list[memoryview] = []
+        for page in pages:
+            buffers += state.lend(stream, SIZE, 5 * SIZE)
+            assert [buffer.nbytes for buffer in buffers] == wanted[: len(buffers)]
+            buffer, *buffers = buffers
+            del wanted[0]
+            state.take_run((1, stream, buffer.nbytes, [page], [buffer], True), [])
+        assert not state.owes(stream)
