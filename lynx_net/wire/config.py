@@ -75,7 +75,7 @@ class LinkConfig:
     def for_devices(cls, **others: Any) -> LinkConfig:
         """Settings for caches in the memory of accelerators on links above 10 Gbit/s (docs/gpu.md), for both sides.
 
-        Streams of pages of 2,048 tokens (8 heads of 128) are one segment each (but for bf16), batches of residuals have
+        Streams of pages of 2,048 tokens (8 heads of 128) are one segment each, also of bf16, batches of residuals have
         room, all lanes carry them, and a sender need not wait for its first answer.
 
         Args:
@@ -85,7 +85,7 @@ class LinkConfig:
             LocalProtocolError: these settings cannot work.
         """
         chosen: dict[str, Any] = {
-            "segment_bytes": 9 << 18,
+            "segment_bytes": 17 << 18,
             "urgent_lane": False,
             "initial_credit_bytes": 16 << 20,
             "anchor_window_bytes": 64 << 20,
