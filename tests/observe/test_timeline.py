@@ -213,13 +213,19 @@ async def test_what_goes_again_counts_once_for_the_transfer_and_again_for_the_la
         FaultyRelay.to("127.0.0.1", int(server.url.rpartition(":")[2])) as relay,
         lynx_net.connect(relay.url, rate="40Mbit", lanes=2, config=config) as link,
     ):
-        sending = asyncio.create_task(cache.send_on(link))
-        transfer = await anext(aiter(server))
-        for layer in (1, 5, 9):
-            await transfer.layer_ready(layer)
-            relay.cut()
+        async with link.send("r", cache.layout, codec="lynx", fine=cache.fine) as sent:
+            transfer = await anext(aiter(server))
+            for begin, end in ((0, 3), (4, 7), (8, 11)):
+                await cache.write_to(sent, range(begin, end))
+                await transfer.layer_ready(end - 1)
+                relay.stall()
+                before = sum(lane.sent_segments for lane in link.lane_stats)
+                await cache.write_to(sent, range(end, end + 1))
+                while sum(lane.sent_segments for lane in link.lane_stats) == before:
+                    await asyncio.sleep(0.002)
+                relay.cut()  # what was sent last has not come
+                relay.resume()
         await transfer.complete
-        sent = await sending
         assert sent.stats.stream_bytes == transfer.stats.stream_bytes
         assert sent.stats.stream_segments == transfer.stats.stream_segments
         resent = sum(lane.resent_frames for lane in link.lane_stats)

@@ -17,7 +17,6 @@
 #define CELLS 1
 #define COPIES 1
 #endif
-#define COPIED (COPIES < 4 ? COPIES : 4)  // entries that a thread writes at once
 #define EXCESS 1.0004f     // a deviation may be so much of sigma before it must be cut off
 #define SAFE_SUM 0x1p116f  // up to here the sum of a chunk does not overflow
 
@@ -504,18 +503,23 @@ __device__ __forceinline__ void encode_tile(const View &view, const Job &job, in
     if (warp < runs && tile.whole(warp * RUN))
         load_run(tile, warp * RUN, x);
 
-    if (!LYNX)
-        for (int i = thread; i < fields; i += THREADS) {
-            least[i] = (Extreme)0x7FFFFFFF;
-            most[i] = (Extreme)0x80000000;
-        }
-    if (LYNX)
+#if LYNX
+#pragma unroll 1
+    for (int i = thread; i < CELLS; i += THREADS) {
+        const float entry = cell_table[i];
+        float *const copies = cells + i * COPIES;
+        if (COPIES == 1)
+            *copies = entry;
 #pragma unroll
-        for (int i = thread; i < CELLS * COPIES / COPIED; i += THREADS) {
-            const float entry = cell_table[i / (COPIES / COPIED)];
-            for (int j = 0; j < COPIED; j++)
-                cells[i * COPIED + j] = entry;
-        }
+        for (int j = 0; j < COPIES / 4 * 4; j += 4) // neighbours begin at different banks
+            *(float4 *)(copies + (j ^ 4 * thread % COPIES)) = make_float4(entry, entry, entry, entry);
+    }
+#else
+    for (int i = thread; i < fields; i += THREADS) {
+        least[i] = 0x7FFFFFFF;
+        most[i] = (int)0x80000000;
+    }
+#endif
     if (STREAMS > 1)
         for (int t = first + thread; t < stop; t += THREADS) {
             const int place = place_of(fine, at.fine, t, first);
