@@ -169,7 +169,7 @@ struct Sums {
     }
 };
 
-// Fields of a channel of a chunk, and what its codes are made with. FAR: a value lies outside of what they span.
+// Fields of a channel of a chunk, and what its codes are made with; `far`: a value lies outside of what they span.
 struct Fields {
     float first, second, base, per_unit;
     bool far, escape;
@@ -325,7 +325,8 @@ struct Tile {
         put_four(mean + field(begin), sums.mean(wait ? 1.0f / CHUNK : 1.0f));
     }
 
-    // Fields of four channels of a chunk, and what codes are made with in the place of its extremes; whether values are far.
+    // Fields of four channels of a chunk of `lynx`, written, and what codes are made with in the place of its extremes; whether
+    // values are far.
     template <bool WIDE>
     __device__ __forceinline__ bool make_units(int begin, const float *page_low, const float *page_step,
                                                const float *page_inverse, float levels) const
