@@ -103,17 +103,15 @@ async def receiving(timing: Timing, series: str, prompt: Sequence[int], rate_bps
     }
 
 
-def times_longer(found: Sequence[tuple[float, float]]) -> float:
-    """As many times longer as passes take while something arrives, of all transfers together.
-
-    Of a ratio of each transfer a median would be of little use: where one or two passes are made, a little more or less
-    of the last one doubles or halves it.
+def times_longer(ends_s: Sequence[float], until_s: float, idle_s: float) -> float:
+    """As many times longer as passes take while something arrives; 1 where none is made.
 
     Args:
-        found: of each transfer, the seconds, and those that the passes in them would have taken alone.
+        ends_s, until_s: as `receiving` found them behind a transfer.
+        idle_s: of a pass with nothing else going on.
     """
-    took_s, alone_s = (sum(one) for one in zip(*found, strict=True)) if found else (0.0, 0.0)
-    return max(took_s / alone_s, 1.0) if alone_s else 1.0
+    alone_s = undisturbed_s(ends_s, until_s, idle_s)
+    return max(until_s / alone_s, 1.0) if alone_s else 1.0
 
 
 def undisturbed_s(ends_s: Sequence[float], until_s: float, idle_s: float) -> float:

@@ -13,7 +13,7 @@ import numpy as np
 
 from lynx_codec import PageShape
 from lynx_net.wire.layout import CacheLayout
-from perf.report.calibrate import times_longer, undisturbed_s
+from perf.report.calibrate import times_longer
 from perf.report.figure import only, values
 from perf.report.series import SERIES
 from perf.report.simulator import MAX_DRAFTS, Case, token_times_s
@@ -128,16 +128,8 @@ def checked(transfers: Sequence[Record], layouts: Mapping[str, CacheLayout]) -> 
                 records = only(here, series=series)
                 if records:
                     told = {one["number"]: one for one in here if _tells_of(one, series)}
-                    slower = times_longer(
-                        [
-                            (by["until_s"], undisturbed_s(by["ends_s"], by["until_s"], token_s[number]))
-                            for number, one in told.items()
-                            if (by := one.get("receiving"))
-                        ]
-                    )
                     guesses = [
-                        _predict(one, told[one["number"]], token_s[one["number"]], slower, layouts[model])
-                        for one in records
+                        _predict(one, told[one["number"]], token_s[one["number"]], layouts[model]) for one in records
                     ]
                     times = {
                         field: {
@@ -155,15 +147,14 @@ def _tells_of(record: Record, series: str) -> bool:
     return "coding_s" in record and SERIES[record["series"]].subject == SERIES[series].subject
 
 
-def _predict(record: Record, told: Record, token_s: float, slower: float, layout: CacheLayout) -> list[float]:
+def _predict(record: Record, told: Record, token_s: float, layout: CacheLayout) -> list[float]:
     """Times of 64 tokens for one transfer, told how many of its drafts stood.
 
     Args:
         told: what was measured behind a transfer of the same codec and round.
         token_s: seconds of a token, as fast as the machine was then.
-        slower: as many times longer as it takes while something arrives.
     """
-    pass_s = {1: token_s}
+    pass_s, passes = {1: token_s}, told.get("receiving")
     if told["drafted"]:
         pass_s[told["drafted"] + 1] = told["receiving"]["verify_s"]
     arriving = record["arriving_bytes"]
@@ -179,7 +170,7 @@ def _predict(record: Record, told: Record, token_s: float, slower: float, layout
             for before_s, at_s in pairwise((0.0, *accumulate(told["coding_s"], max)))
         ),
         pass_s=pass_s,
-        receiving=slower,
+        receiving=times_longer(passes["ends_s"], passes["until_s"], token_s) if passes else 1.0,
     )
     all_stood = record["accepted"] == record["drafted"]
     drafts = 0 if SERIES[record["series"]].stage == "anchor" else MAX_DRAFTS

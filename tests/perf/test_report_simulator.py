@@ -275,11 +275,11 @@ def test_passes_are_counted_up_to_the_last_byte(ends: list[float], until: float,
     assert undisturbed_s(ends, until, 0.1) == pytest.approx(found)
 
 
-def test_passes_of_all_transfers_count_together() -> None:
-    assert times_longer([(0.4, 0.2), (0.3, 0.15), (0.3, 0.05)]) == pytest.approx(2.5)
-    assert times_longer([(0.1, 0.2)]) == 1.0
-    assert times_longer([(0.0, 0.0)]) == 1.0
-    assert times_longer([]) == 1.0
+def test_passes_take_longer_while_something_arrives() -> None:
+    assert times_longer([0.0, 0.2, 0.4], 0.4, 0.1) == pytest.approx(2.0)
+    assert times_longer([0.0, 0.2, 0.5], 0.3, 0.1) == pytest.approx(3.0)
+    assert times_longer([0.0, 0.1], 0.1, 0.2) == 1.0
+    assert times_longer([0.0], 0.0, 0.1) == 1.0
 
 
 class PacedCoding:
