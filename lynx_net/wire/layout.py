@@ -245,7 +245,7 @@ class WaitingOrder:
         self._last = self._per_kind - 1
 
     def page(self, place: int) -> int:
-        """Number of the page that is so manieth."""
+        """Number of the page that so many go before."""
         kind, behind = divmod(place, self._per_kind)
         layer, position = divmod(self._last - behind, self._per_array)
         return (layer * self._kinds + kind) * self._per_array + position

@@ -199,7 +199,7 @@ class ReceiveState:
         self._begun_up_to = [0] * streams
         """All pages before this one have begun."""
         self._order = WaitingOrder(layout)
-        """Of later streams, in which these numbers of pages are places."""
+        """Of later streams: "up to" and "before" above are places in it, not numbers of pages."""
         self._layer_missing = [[self._pages_per_layer] * layout.layers for _ in range(streams)]
         self._layers_missing = [layout.layers] * streams
         if self._early_window is not None:

@@ -191,8 +191,8 @@ class Packets:
 
 
 def leaving(port: int) -> list[tuple[int, int, int, int]]:
-    """A filter of classic BPF (operation, steps to skip if so, if not, value): what goes out from this TCP port."""
-    load_byte, load_half, equal, skip, give = 0x30, 0x28, 0x15, 0x05, 0x06
+    """A filter of classic BPF (operation, how far to jump if so, if not, value): what goes out from this TCP port."""
+    load_byte, load_half, equal, jump, give = 0x30, 0x28, 0x15, 0x05, 0x06
     return [
         (load_byte, 0, 0, 0xFFFFF004),  # the kind of packet: everything on this interface is seen coming, too
         (equal, 0, 13, socket.PACKET_OUTGOING),
@@ -203,7 +203,7 @@ def leaving(port: int) -> list[tuple[int, int, int, int]]:
         (equal, 0, 8, TCP),
         (0xB1, 0, 0, 0),  # the length of a header of version 4 is the index,
         (0x48, 0, 0, 0),  # the half word there the port
-        (skip, 0, 0, 3),
+        (jump, 0, 0, 3),
         (load_byte, 0, 0, 6),
         (equal, 0, 3, TCP),
         (load_half, 0, 0, 40),
