@@ -13,7 +13,7 @@ import pytest
 
 from lynx_net.demo.options import MIN_PROMPT_TOKENS
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(300)
 
 ROOT = Path(__file__).resolve().parents[2]
 SHORT = ("--prompt-tokens", "256", "--rate", "50Mbit")

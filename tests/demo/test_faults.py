@@ -17,7 +17,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
 
 SHORT_S, DEADLINE_S = 3.0, 8.0
 """Silence after which a peer counts as hung, before its link is there and later: importing torch may take a while."""

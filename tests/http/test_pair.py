@@ -12,7 +12,7 @@ import openai
 import pytest
 from httpkit import get
 
-pytestmark = pytest.mark.timeout(600)  # starting both servers is most of it, on a machine that is busy
+pytestmark = pytest.mark.timeout(300)  # starting both servers is most of it, on a machine that is busy
 
 CLIENTS = 50
 TOKENS = 20

@@ -8,7 +8,7 @@ import openai
 import pytest
 from httpkit import Walk, get
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(300)
 
 PROMPT = "It was a bright cold day in April, and the clocks were striking thirteen. " * 4
 

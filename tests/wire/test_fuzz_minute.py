@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(400)
 def test_a_minute_of_fuzzing_beside_the_other_tests(fuzz_minute: list[tuple[int, str]]) -> None:
     """Half a minute of CPU time on each target, begun before the first test and over, mostly, before this, the last."""
     for code, printed in fuzz_minute:
