@@ -21,8 +21,9 @@ __all__ = ["Pair", "Wanted"]
 
 T = TypeVar("T")
 
-CONNECT_DEADLINES = 2.0
-"""Deadlines of silence the child has to start Python and connect; it imports neither torch nor transformers before."""
+CONNECT_DEADLINES = 12.0
+"""Deadlines of silence the child has to start Python and connect, which takes a while from a cold disk or on a busy
+host. A child that ends is noticed at once."""
 
 _LAST_WORDS_S = 3.0
 """A child that ends loses its link a moment before its exit code and its last lines are known."""

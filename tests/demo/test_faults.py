@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from lynx_net.demo.pair import CONNECT_DEADLINES
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
 
-SHORT_S, DEADLINE_S = 3.0, 8.0
+SHORT_S, DEADLINE_S = 1.0, 8.0
 """Silence after which a peer counts as hung, before its link is there and later: importing torch may take a while."""
 PATIENT_S = 60.0
 """The same where silence is not the point: what ends within the margin has not waited for it."""
@@ -150,10 +152,10 @@ def test_prefill_process_killed(demo: Demo, moment: str) -> None:
 def test_prefill_process_stopped(demo: Demo, moment: str) -> None:
     demo.wait_for(moment)
     os.kill(demo.child, signal.SIGSTOP)
-    assert demo.wait((2 * SHORT_S if moment == START else DEADLINE_S) + MARGIN_S) == 1
+    assert demo.wait((CONNECT_DEADLINES * SHORT_S if moment == START else DEADLINE_S) + MARGIN_S) == 1
     [sentence] = demo.errors
     assert sentence.startswith("lynx_net demo: the prefill process d")
-    silence = ("did not connect within 6 s", "silent for 3 s") if moment == START else ("silent for 8 s",)
+    silence = ("did not connect within 12 s", "silent for 1 s") if moment == START else ("silent for 8 s",)
     assert any(clause in sentence for clause in silence)
     assert not is_running(demo.child)
 
