@@ -61,7 +61,6 @@ def statistics(src, strides, shape, padded, kind, first, stop, least, most, mean
     width = heads * padded
     bits = np.zeros(width, np.uint32)
     row = bits.view(np.float32)
-    pivot = np.empty(width, np.float32)
     total = np.empty(width, np.float32)
     for k in range(len(least)):
         start, end = chunk_bounds(first, stop, CHUNK, k)
@@ -69,21 +68,20 @@ def statistics(src, strides, shape, padded, kind, first, stop, least, most, mean
         load_row(src, start * token_stride, head_stride, heads, size, padded, kind, bits)
         for c in range(width):
             x = row[c]
-            pivot[c] = x
             low[c] = x
             high[c] = x
-            total[c] = F_ZERO
+            total[c] = x * F_WEIGHT
         for t in range(start + 1, end):
             load_row(src, t * token_stride, head_stride, heads, size, padded, kind, bits)
             for c in range(width):
                 x = row[c]
-                total[c] += (x - pivot[c]) * F_WEIGHT
+                total[c] += x * F_WEIGHT
                 low[c] = x if x < low[c] else low[c]
                 high[c] = x if x > high[c] else high[c]
         scale = F_CHUNK / np.float32(end - start)
         good = True
         for c in range(width):
-            centre[c] = pivot[c] + total[c] * scale
+            centre[c] = total[c] * scale
             good &= (low[c] >= -F_LIMIT) & (high[c] <= F_LIMIT) & (abs(total[c]) <= F_FINITE)
         if not good:
             return False

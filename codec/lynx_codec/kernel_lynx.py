@@ -79,7 +79,7 @@ def encode_lynx(src, strides, shape, kind, first, stop, cells, places, fine_byte
     bits = np.zeros(width, np.uint32)
     row = bits.view(np.float32)
     mu = np.empty(width, np.float32)
-    per_unit = np.empty(width, np.float32)
+    per_unit = np.empty(width, np.float64)  # products with float32 are exact
     offset = np.empty(width, np.int32)
     cell = np.empty(width, np.uint16)
     found = np.empty(width, np.int32)
@@ -92,15 +92,14 @@ def encode_lynx(src, strides, shape, kind, first, stop, cells, places, fine_byte
             mu[c] = low[c] + step[c] * mu_code[k, c]
             sigma = step[c] * sigma_code[k, c]
             divisor = sigma if sigma != F_ZERO else F_UNIT
-            per_unit[c] = F_UNIT / divisor if sigma != F_ZERO else F_ZERO
+            per_unit[c] = np.float32(F_UNIT / divisor) if sigma != F_ZERO else F_ZERO
         start, end = chunk_bounds(first, stop, CHUNK, k)
         for t in range(start, end):
             load_row(src, t * token_stride, head_stride, heads, size, padded, kind, bits)
             for c in range(width):
                 centred = row[c] - mu[c]
-                units = abs(centred) * per_unit[c]
-                units = units if units < F_UNIT else F_UNIT
-                q = np.int32(units)
+                units = np.float64(abs(centred)) * per_unit[c]
+                q = np.int32(units if units < F_UNIT else np.float64(F_UNIT))
                 offset[c] = q & OFFSET_MASK
                 cell[c] = np.uint16(q >> SHIFT)
                 sign[c] = np.uint8(15) if centred < F_ZERO else np.uint8(0)

@@ -39,7 +39,7 @@ ESCAPE_TOKENS = 8
 """Chunks of fewer coded tokens have no say in it: a few values lie close together by mere chance."""
 
 MEAN_WEIGHT = np.float32(1.0 / CHUNK_TOKENS)
-"""Weight of one difference in a mean: an exact power of two, so that no sum can overflow."""
+"""Weight of one value in a mean: an exact power of two, so that no sum can overflow."""
 
 MEAN_CHUNK = np.float32(CHUNK_TOKENS)
 

@@ -131,12 +131,11 @@ def statistics(chunks: list[F32]) -> Statistics:
 
 
 def chunk_mean(chunk: F32) -> F32:
-    """Mean over the tokens of one chunk (line 7), accumulated in token order as differences to its first token."""
-    pivot = chunk[0]
-    total = np.zeros_like(pivot)
+    """Mean over the tokens of one chunk (line 7), accumulated in token order."""
+    total = np.zeros_like(chunk[0])
     for row in chunk:
-        total = total + (row - pivot) * MEAN_WEIGHT
-    mean: F32 = pivot + total * (MEAN_CHUNK / np.float32(len(chunk)))
+        total = total + row * MEAN_WEIGHT
+    mean: F32 = total * (MEAN_CHUNK / np.float32(len(chunk)))
     return mean
 
 
@@ -294,7 +293,8 @@ class ReferenceEngine:
         q_anc, q_res = [], []
         for i, rows in enumerate(chunks):
             centred = rows - mu[i]
-            units = np.minimum(np.abs(centred) * per_unit[i], np.float32(UNIT)).astype(np.int32)
+            exact = np.abs(centred).astype(np.float64) * per_unit[i]  # 48 bits hold it
+            units = np.minimum(exact, UNIT).astype(np.int32)
             level = np.searchsorted(tables.thresholds, units, side="right").astype(np.int32)  # lines 10 and 11
             magnitude = (level + 7) >> 4  # lines 14 and 15
             q_res.append((magnitude << 4) - level)  # lines 16 and 17

@@ -354,12 +354,11 @@ def _padded(head_size: int) -> int:
 
 
 def _shared_bytes(codec: PageCodec, shape: PageShape) -> int:
-    """What a block of the encoder shares: fields of chunks, and where rows of the later streams are."""
+    """What a block of the encoder shares: fields of chunks."""
     if not codec.row_bits:
         return 0
     fields = 3 if isinstance(codec, LynxCodec) else 2
-    chunks = codec.sections(shape, False).chunks
-    return 4 * fields * chunks * _TILE_CHANNELS + 8 * (len(codec.row_bits) - 1) * shape.tokens
+    return 4 * fields * codec.sections(shape, False).chunks * _TILE_CHANNELS
 
 
 def cell_bits(codec: LynxCodec) -> int:

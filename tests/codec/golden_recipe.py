@@ -1,7 +1,8 @@
 """Inputs of the golden vectors, by integer arithmetic only, and what the vectors record.
 
 `python tests/codec/golden_recipe.py` prints the vectors as the reference makes them now, with the argument `comparison`
-those of the comparison codecs. The stored ones change only together with the version number of the page header.
+those of the comparison codecs. The stored ones change only together with the version number of the page header, or
+where an encoder chooses other fields or codes that every decoder reads alike; CHANGELOG.md says so.
 """
 
 from __future__ import annotations

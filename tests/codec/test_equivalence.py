@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lynx_codec import CodecError, PageShape, get_codec
+from lynx_codec.reference import read_fields
+from lynx_codec.tables import UNIT
 
 SETTINGS = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -60,6 +63,26 @@ def test_same_on_any_bit_pattern(data, name):
         except CodecError as error:
             outcomes.append(str(error))
     assert outcomes[0] == outcomes[1]
+
+
+@pytest.mark.parametrize(("seed", "token", "channel"), [(403, 12, 45), (646, 11, 97)])
+def test_a_product_just_below_a_threshold_is_not_rounded_up_to_it(seed, token, channel):
+    """Found among thousands of pages: in float32 the product of this value would reach the next threshold."""
+    shape = PageShape(32, 1, 128)
+    page = np.random.default_rng(seed).standard_normal(shape.array_shape).astype(np.float32)
+    codec = get_codec("lynx", implementation="reference")
+    streams = encode(codec, page, shape)
+    assert encode(get_codec("lynx"), page, shape) == streams
+    anchor = np.frombuffer(streams[0], np.uint8)
+    grid, mu_code, sigma_code = read_fields(anchor, codec.sections(shape, False), shape, False)
+    size = abs(page[token, 0, channel] - grid.place(mu_code)[0, channel])
+    per_unit = np.float32(UNIT) / grid.length(sigma_code)[0, channel]
+    exact, rounded = Fraction(float(size)) * Fraction(float(per_unit)), float(size * per_unit)
+    level, wrong = (int(np.searchsorted(codec.tables.thresholds, int(u), side="right")) for u in (exact, rounded))
+    assert wrong == level + 1
+    full = abs(decode(codec, streams, shape)[token, 0, channel] - grid.place(mu_code)[0, channel])
+    values = codec.tables.values * grid.length(sigma_code)[0, channel]
+    assert np.argmin(abs(values - full)) == level
 
 
 @pytest.mark.parametrize("size", HEAD_SIZES)

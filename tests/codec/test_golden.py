@@ -1,4 +1,4 @@
-"""The bytes of every codec, as first released. A difference here breaks every peer that runs another version."""
+"""The bytes of every codec. A difference here breaks peers that run another version, unless only encoders choose it."""
 
 from __future__ import annotations
 

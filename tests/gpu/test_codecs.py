@@ -171,6 +171,16 @@ def _compare(cupy: Any, name: str, params: dict[str, Any], dtype: str) -> None:
                 assert np.all(same), (shape, kind, known, out_dtype)
 
 
+@pytest.mark.parametrize("seed", [54, 134])
+def test_a_product_just_below_a_threshold_is_not_rounded_up_to_it(cupy: Any, seed: int) -> None:
+    """Each page has a value whose product, in float32, would reach the next threshold."""
+    codec, shape, fine = get_codec("lynx"), PageShape(32, 2, 64), np.empty(0, np.int32)
+    page = np.random.default_rng(seed).standard_normal(shape.array_shape).astype(np.float32).astype(np.float16)
+    view = device_view(cupy.asarray(page), dtype="float16")
+    found = _encode_on_device(cupy, DeviceCodec(codec, 0), view, [PageJob(0, shape)], fine)[0]
+    assert found == _encode_on_cpu(codec, page, shape, fine)
+
+
 @pytest.mark.parametrize("layout", ["b2thd", "2bthd", "bthd"])
 @pytest.mark.parametrize("block_tokens", [16, 48, 256])
 @pytest.mark.parametrize("name", ["lynx", "nested", "bf16"])

@@ -59,7 +59,7 @@ extern "C" __global__ void arithmetic(const float *a, const unsigned short *half
 }
 
 extern "C" __global__ void down(const float *a, float *out) {
-  out[threadIdx.x] = __fadd_rd(a[threadIdx.x], 128.0f);
+  out[threadIdx.x] = __fmaf_rd(a[threadIdx.x], 1.0f, 128.0f);
 }
 
 extern "C" __global__ void never() { if (threadIdx.x) __syncthreads(); else __syncwarp(2); }

@@ -1,5 +1,5 @@
 // What all kernels share: types, elements of a page, 16-bit floats, rows of bit planes. Bit-exact with lynx_codec: float32
-// operations rounded one by one (compiled with --fmad=false), no subnormal number flushed.
+// operations rounded one by one (compiled with --fmad=false; what is fused says so), no subnormal number flushed.
 //
 // A kernel is compiled for one codec and one shape of heads, so these are macros:
 //   KIND             elements of the page in device memory: 0 float32, 1 bfloat16, 2 float16

@@ -18,11 +18,11 @@
 #define COPIES 1
 #endif
 #define EXCESS 1.0004f     // a deviation may be so much of sigma before it must be cut off
-#define SAFE_SUM 0x1p116f  // up to here the sum of a chunk does not overflow
+#define SAFE_SUM 0x1p122f  // up to here the sum of a chunk does not overflow
 
 #define MIN_BLOCKS (KIND == FLOAT32 ? 1 : 2)
 
-// Every lane of every block has four channels, and rows of codes begin at multiples of 4.
+// Every lane of every block has four channels.
 __device__ constexpr bool whole_tiles() { return SIZE % 8 == 0 && CHANNELS % TILE == 0; }
 
 // What extremes of a chunk are kept as. Runs that share one agree by atomics, so floats are integers of the same order;
@@ -52,19 +52,18 @@ __device__ __forceinline__ float clamp(float code, float top)
 // The search table of `lynx`, in shared memory: what a magnitude must be added to, so that byte 2 of the sum, rounded down,
 // is its level and 7 more (lynx_gpu/codec.py).
 struct Cells {
+    static constexpr u32 WHOLE = 0x4B000000u; // 2^23: added to a magnitude it leaves whole cells in the lowest bits
 #ifdef __CUDA_ARCH__
     u32 first; // address of this lane's entry for no cells, less what WHOLE adds to it
-    static constexpr u32 WHOLE = 0x4B000000u; // 2^23: added to a magnitude it leaves whole cells in the lowest bits
 
     __device__ __forceinline__ Cells(const float *table, int lane)
         : first((u32)__cvta_generic_to_shared(table + lane % COPIES) - WHOLE * (4u * COPIES))
     {
     }
 
-    __device__ __forceinline__ float of(float magnitude) const
+    __device__ __forceinline__ float entry(u32 whole) const
     {
         float entry;
-        const u32 whole = as_bits(__fadd_rz(magnitude, as_float(WHOLE)));
         asm("ld.shared.f32 %0, [%1];" : "=f"(entry) : "r"(whole * (4u * COPIES) + first));
         return entry;
     }
@@ -73,8 +72,18 @@ struct Cells {
 
     __device__ Cells(const float *table, int lane) : first(table + lane % COPIES) {}
 
-    __device__ float of(float magnitude) const { return first[(int)magnitude * COPIES]; }
+    __device__ float entry(u32 whole) const { return first[(whole - WHOLE) * COPIES]; }
 #endif
+
+    // Byte 2 is the level of a magnitude, which is a product that is not rounded, and 7 more. CUT: it may be above UNIT.
+    template <bool CUT> __device__ __forceinline__ u32 level(float size, float per_unit) const
+    {
+        u32 whole = as_bits(__fmaf_rz(size, per_unit, as_float(WHOLE)));
+        if (CUT)
+            whole = min(whole, WHOLE + CELLS - 1);
+        const float sum = __fmaf_rd(size, per_unit, entry(whole));
+        return as_bits(CUT ? fminf(sum, 255.0f) : sum);
+    }
 };
 
 // Whether codes are those of two streams that have a way of their own into rows: 4 and 4 bits, or 3 and 5.
@@ -109,7 +118,7 @@ __device__ __forceinline__ void put_four(float *shared, Four four)
     *(float4 *)shared = make_float4(four.of[0], four.of[1], four.of[2], four.of[3]);
 }
 
-// What four channels of a chunk are made with.
+// What four channels of a chunk are made with; of `lynx`, with the base negated.
 struct Units {
     Four base, per_unit;
 };
@@ -125,10 +134,8 @@ template <bool CUT, bool EVEN_FIRST> __device__ __forceinline__ u32 codes_of(Qua
     u32 levels[4];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        // The base is never +0, so the difference is never -0.
-        centred[i] = __fsub_rn(values.of[i], units.base.of[i]);
-        const float scaled = __fmul_rn(fabsf(centred[i]), units.per_unit.of[i]), magnitude = CUT ? fminf(scaled, UNIT) : scaled;
-        levels[i] = as_bits(__fadd_rd(magnitude, cells.of(magnitude)));
+        centred[i] = __fadd_rn(values.of[i], units.base.of[i]); // never -0, as the base is not
+        levels[i] = cells.level<CUT>(fabsf(centred[i]), units.per_unit.of[i]);
     }
     const u32 signs = sign_bytes(centred[0], centred[second], centred[third], centred[3]);
     return third_bytes(levels[0], levels[second], levels[third], levels[3]) ^ (signs & 0xF0F0F0F0u);
@@ -144,27 +151,23 @@ template <bool CUT, bool EVEN_FIRST> __device__ __forceinline__ u32 codes_of(Qua
 #endif
 }
 
-// Sum of the differences to the pivot in a chunk so far, weighted; four channels.
+// Sum of a chunk so far, weighted; four channels.
 struct Sums {
-    Four pivot, total;
-
-    __device__ __forceinline__ explicit Sums(Quad x) : pivot(four_of(x)), total{} {}
+    Four total = {};
 
     __device__ __forceinline__ void add(Quad x, float weight)
     {
         const Four values = four_of(x);
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const float difference = __fsub_rn(values.of[i], pivot.of[i]);
-            total.of[i] = __fadd_rn(total.of[i], weight == 1.0f ? difference : __fmul_rn(difference, weight));
-        }
+        for (int i = 0; i < 4; i++)
+            total.of[i] = __fadd_rn(total.of[i], weight == 1.0f ? values.of[i] : __fmul_rn(values.of[i], weight));
     }
 
     __device__ __forceinline__ Four mean(float weight) const
     {
         Four means;
         for (int i = 0; i < 4; i++)
-            means.of[i] = __fadd_rn(pivot.of[i], __fmul_rn(total.of[i], weight));
+            means.of[i] = __fmul_rn(total.of[i], weight);
         return means;
     }
 };
@@ -172,11 +175,11 @@ struct Sums {
 // Fields of a channel of a chunk, and what its codes are made with; `far`: a value lies outside of what they span.
 struct Fields {
     float first, second, base, per_unit;
-    bool far, escape;
+    bool far;
 };
 
 __device__ __forceinline__ Fields fields_of(float low, float step, float inverse, float levels, float smallest,
-                                            float largest, float mean, int coded)
+                                            float largest, float mean)
 {
     Fields fields;
 #if LYNX
@@ -191,18 +194,42 @@ __device__ __forceinline__ Fields fields_of(float low, float step, float inverse
 #endif
     const float length = __fmul_rn(step, fields.second);
 #if LYNX
-    fields.far = length != 0.0f && !(deviation <= length * EXCESS);
-    fields.base = origin == 0.0f ? -0.0f : origin;
+    fields.base = __fsub_rn(0.0f, origin);
     // A power of two divided by it: no length is so small that to multiply it by another one rounds.
     fields.per_unit = length != 0.0f ? __frcp_rn(length * (1.0f / UNIT)) : 0.0f;
+    fields.far = !(deviation * fields.per_unit <= UNIT * EXCESS);
 #else
     fields.far = false;
     fields.base = origin;
     fields.per_unit = length != 0.0f ? __fdiv_rn(TOP, length) : 0.0f;
 #endif
-    const float spread = __fsub_rn(largest, smallest), extent = spread > 0.0f ? spread : fabsf(smallest);
-    fields.escape = coded >= ESCAPE_TOKENS && length > 0.0f && extent < __fmul_rn(ESCAPE_STEPS, step);
     return fields;
+}
+
+// Whether fields are too coarse for a channel of a chunk; there must be ESCAPE_TOKENS of them.
+__device__ __forceinline__ bool too_coarse(float step, float second, float smallest, float largest)
+{
+    const float spread = __fsub_rn(largest, smallest), extent = spread > 0.0f ? spread : fabsf(smallest);
+    return second > 0.0f && extent < __fmul_rn(ESCAPE_STEPS, step);
+}
+
+// The tokens of a run that are fine, a bit each, and how many there are before it.
+struct FineTokens {
+    u32 bits;
+    int before;
+};
+
+// `positions` are in order. All lanes of a warp ask together.
+__device__ __forceinline__ FineTokens find_fine(const int *positions, int count, int begin, int lane)
+{
+    FineTokens fine = {};
+    for (int i = 0; i < count; i += 32) {
+        const int position = i + lane < count ? positions[i + lane] : 0x7FFFFFFF;
+        fine.before += __popc(__ballot_sync(0xFFFFFFFFu, position < begin));
+        for (u32 left = __ballot_sync(0xFFFFFFFFu, (u32)(position - begin) < RUN); left; left &= left - 1)
+            fine.bits |= 1u << (__shfl_sync(0xFFFFFFFFu, position, __ffs(left) - 1) - begin);
+    }
+    return fine;
 }
 
 // What a block knows while it encodes a tile. `least` and `most` are [chunk][channel].
@@ -218,8 +245,8 @@ struct Tile {
     int lane;
     Extreme *least, *most; // what codes are made with takes their place
     float *mean;           // likewise
-    u8 *codes;            // rows of the first stream
-    u8 *const *later;     // rows of all tokens in the others, [stream - 1][token]
+    u8 *const *rows;      // where codes of each stream begin, but for those of fine tokens
+    u8 **later;           // rows in the later streams of a run of this warp, [stream - 1][token], if some are fine
     const Cells &cells;
     Group group;          // that this lane writes
     bool writes;
@@ -301,7 +328,7 @@ struct Tile {
         const int from = max(begin, first), until = min(begin + RUN, stop);
         if (from >= until)
             return;
-        Sums sums(load(from));
+        Sums sums;
         for (int t = from; t < until; t++)
             sums.add(load(t), 1.0f / CHUNK);
         put_four(mean + field(from), sums.mean(until - from == CHUNK ? 1.0f : __fdiv_rn((float)CHUNK, (float)(until - from))));
@@ -309,9 +336,9 @@ struct Tile {
 
     __device__ __forceinline__ void add_run(int begin, const Quad *x, Pair largest) const
     {
-        Sums sums(x[0]);
-        // Weights of 2^-5 can wait unless a sum overflows: bits of differences of 16-bit floats, and of their sums, do not
-        // reach down to where float32 ends.
+        Sums sums;
+        // Weights of 2^-5 can wait unless a sum overflows: bits of 16-bit floats, and of their sums, do not reach down to
+        // where float32 ends.
         const bool wait = KIND != FLOAT32 && low_of(largest) <= SAFE_SUM && high_of(largest) <= SAFE_SUM;
         if (wait) {
 #pragma unroll
@@ -336,15 +363,15 @@ struct Tile {
         const Four inverse = four_of(page_inverse + 4 * lane), means = four_of(mean + k);
         const Four smallest = four_of((const float *)least + k), largest = four_of((const float *)most + k);
         Units units;
-        bool far = false, escape = false;
+        bool far = false, narrow = false;
         u32 firsts[4], seconds[4];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const bool is_there = whole_tiles() || i < there;
             const Fields fields = fields_of(low.of[i], step.of[i], inverse.of[i], levels, smallest.of[i], largest.of[i],
-                                            means.of[i], coded);
+                                            means.of[i]);
             far |= is_there && fields.far;
-            escape |= is_there && fields.escape;
+            narrow |= is_there && largest.of[i] - smallest.of[i] < ESCAPE_STEPS * step.of[i];
             units.base.of[i] = is_there ? fields.base : 0.0f;
             units.per_unit.of[i] = is_there ? fields.per_unit : 0.0f;
             firsts[i] = (u32)fields.first;
@@ -355,8 +382,15 @@ struct Tile {
         u8 *const to = anchor + at.chunk_low + (WIDE ? 2 : 1) * ((from / CHUNK - first / CHUNK) * CHANNELS + channel);
         store_fields<WIDE>(to, firsts);
         store_fields<WIDE>(to + at.chunk_scale - at.chunk_low, seconds);
-        if (!WIDE && escape)
-            atomicOr(&status->flags, WIDE_PAGE);
+        if (!WIDE && narrow && coded >= ESCAPE_TOKENS) { // rare
+            bool escape = false;
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                escape |= (whole_tiles() || i < there)
+                          && too_coarse(step.of[i], (float)seconds[i], smallest.of[i], largest.of[i]);
+            if (escape)
+                atomicOr(&status->flags, WIDE_PAGE);
+        }
         return far;
     }
 
@@ -381,19 +415,45 @@ struct Tile {
         return Units{four_of((const float *)least + field(token)), four_of((const float *)most + field(token))};
     }
 
+    // Where each token of a run has its rows in the later streams, if some are fine.
+    __device__ __forceinline__ void place_rows(FineTokens fine, int begin) const
+    {
+        const int fine_before = fine.before + __popc(fine.bits & ((1u << lane) - 1));
+        __syncwarp(); // the run before has been written
+#pragma unroll
+        for (int s = 1; s < STREAMS; s++) {
+            const int row = row_bytes(bits_of_stream(s));
+            later[(s - 1) * RUN + lane] = fine.bits >> lane & 1 ? anchor + at.fine_rows(job, s) + fine_before * row
+                                                                : rows[s] + (begin + lane - first - fine_before) * row;
+        }
+        __syncwarp();
+    }
+
+    // The row in a stream of the token that is so many tokens ahead of another of its run.
+    template <int STREAM>
+    __device__ __forceinline__ u8 *row_ahead(FineTokens fine, int begin, int token, int ahead) const
+    {
+        constexpr int row = row_bytes(bits_of_stream(STREAM));
+        if (STREAM == 0)
+            return rows[0] + (token - first) * row + ahead * row;
+        return fine.bits ? later[(STREAM - 1) * RUN + token - begin + ahead]
+                         : rows[STREAM] + (token - first - fine.before) * row + ahead * row;
+    }
+
     template <int STREAM, bool ALIGNED>
-    __device__ __forceinline__ void store_later(int token, u32 low, u32 high) const
+    __device__ __forceinline__ void store_streams(FineTokens fine, int begin, int token, int ahead, u32 low, u32 high) const
     {
         if constexpr (STREAM < STREAMS) {
-            u8 *const row = later[(STREAM - 1) * job.tokens + token];
+            u8 *const row = row_ahead<STREAM>(fine, begin, token, ahead);
             store_codes<bits_of_stream(STREAM), shift_of_stream(STREAM), ALIGNED>(row, group, low, high);
-            store_later<STREAM + 1, ALIGNED>(token, low, high);
+            store_streams<STREAM + 1, ALIGNED>(fine, begin, token, ahead, low, high);
         }
     }
 
     // Two lanes with four channels of two tokens each become two with eight channels of one, and write them.
     template <bool ALIGNED>
-    __device__ __forceinline__ void store_tokens(u8 *row, int token, bool store, u32 a, u32 b) const
+    __device__ __forceinline__ void store_tokens(FineTokens fine, int begin, int token, int ahead, bool store, u32 a,
+                                                 u32 b) const
     {
         const bool odd = lane & 1;
         const u32 mine = odd ? b : a, other = __shfl_xor_sync(0xFFFFFFFFu, odd ? a : b, 1);
@@ -401,7 +461,7 @@ struct Tile {
             // Codes of channels 0, 2, 4, 6, and of the others.
             const u32 evens = __byte_perm(mine, other, odd ? 0x1054 : 0x5410);
             const u32 odds = __byte_perm(mine, other, odd ? 0x3276 : 0x7632);
-            u8 *const second = later[token];
+            u8 *const row = row_ahead<0>(fine, begin, token, ahead), *const second = row_ahead<1>(fine, begin, token, ahead);
             if constexpr (paired(4, 4)) {
                 const u32 upper = choose(0x0F0F0F0Fu, evens >> 4, odds);
                 const u32 lower = choose(0x0F0F0F0Fu, evens, odds << 4) ^ RESIDUAL_FLIP * 17u;
@@ -424,12 +484,11 @@ struct Tile {
         const u32 low = (odd ? other : mine) ^ RESIDUAL_FLIP, high = (odd ? mine : other) ^ RESIDUAL_FLIP;
         if (!store)
             return;
-        store_codes<bits_of_stream(0), shift_of_stream(0), ALIGNED>(row, group, low, high);
-        store_later<1, ALIGNED>(token, low, high);
+        store_streams<0, ALIGNED>(fine, begin, token, ahead, low, high);
     }
 
     // Codes of a run, whatever it is.
-    __device__ __forceinline__ void write_part(int begin) const
+    __device__ __forceinline__ void write_part(FineTokens fine, int begin) const
     {
         for (int i = 0; i < RUN; i += 2) {
             u32 pair[2];
@@ -439,18 +498,17 @@ struct Tile {
             }
             const int t = begin + i + (lane & 1);
             const bool store = t >= first && t < stop && writes;
-            store_tokens<false>(codes + (t - first) * row_bytes(bits_of_stream(0)), t, store, pair[0], pair[1]);
+            store_tokens<false>(fine, begin, t, 0, store, pair[0], pair[1]);
         }
     }
 
-    __device__ __forceinline__ void write_run(int begin, const Quad *x) const
+    __device__ __forceinline__ void write_run(FineTokens fine, int begin, const Quad *x) const
     {
         const Units units = units_of(begin);
         const int token = begin + (lane & 1);
-        u8 *const row = codes + (token - first) * row_bytes(bits_of_stream(0));
 #pragma unroll
         for (int i = 0; i < RUN; i += 2)
-            store_tokens<true>(row + i * row_bytes(bits_of_stream(0)), token + i, true,
+            store_tokens<true>(fine, begin, token, i, true,
                                codes_of<false, even_first(true)>(x[i], units, cells),
                                codes_of<false, even_first(true)>(x[i + 1], units, cells));
     }
@@ -483,6 +541,7 @@ __device__ __forceinline__ void encode_tile(const View &view, const Job &job, in
     extern __shared__ __align__(16) int shared[];
     __shared__ __align__(16) float page_low[TILE], page_step[TILE], page_inverse[TILE];
     __shared__ __align__(16) float cells[CELLS * COPIES];
+    __shared__ u8 *later[WARPS][STREAMS > 1 ? STREAMS - 1 : 1][RUN];
     const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
     const int first = job.raw_head, stop = job.tokens - job.raw_tail, tokens = job.tokens;
     const Sections at(job, WIDE);
@@ -491,14 +550,17 @@ __device__ __forceinline__ void encode_tile(const View &view, const Job &job, in
     const int fields = at.chunks * TILE;
     Extreme *const least = (Extreme *)shared, *const most = least + fields;
     float *const mean = (float *)(most + fields);
-    u8 **const later = (u8 **)(LYNX ? mean + fields : mean);
 
     const int quad = number * (TILE / 4) + lane, head = 4 * quad / PADDED, position = 4 * quad % PADDED;
     const int there = head >= HEADS ? 0 : max(min(SIZE - position, 4), 0);
     const int index = number * (TILE / 8) + lane / 2;
     const Cells search(cells, lane);
+    u8 *rows[STREAMS] = {anchor + at.data};
+#pragma unroll
+    for (int s = 1; s < STREAMS; s++)
+        rows[s] = piece + job.at[s];
     const Tile tile = {view,  job,   at,    status, anchor, first, stop,  head * SIZE + position, there, column_of(view, head, position),
-                       lane,  least, most,  mean,   anchor + at.data, later, search, group_of(index), index < GROUPS};
+                       lane,  least, most,  mean,   rows, later[warp][0], search, group_of(index), index < GROUPS};
     const int runs = (tokens + RUN - 1) / RUN;
     Quad x[RUN];
     if (warp < runs && tile.whole(warp * RUN))
@@ -521,15 +583,7 @@ __device__ __forceinline__ void encode_tile(const View &view, const Job &job, in
         most[i] = (int)0x80000000;
     }
 #endif
-    if (STREAMS > 1)
-        for (int t = first + thread; t < stop; t += THREADS) {
-            const int place = place_of(fine, at.fine, t, first);
-            for (int s = 1; s < STREAMS; s++) {
-                const int row = row_bytes(bits_of_stream(s));
-                later[(s - 1) * tokens + t] = place >= 0 ? piece + job.at[s] + place * row
-                                                         : anchor + at.fine_rows(job, s) + ~place * row;
-            }
-        }
+    FineTokens fine_of_run = find_fine(fine, at.fine, warp * RUN, lane);
     if (number == 0) {
         write_header(anchor, header, HEADER, job, WIDE, THREADS);
         if (STREAMS > 1)
@@ -598,7 +652,8 @@ __device__ __forceinline__ void encode_tile(const View &view, const Job &job, in
         if (is_there) {
             const int coded = k == 0 ? coded_first : k == last ? coded_last : CHUNK;
             fields = fields_of(page_low[c], page_step[c], page_inverse[c], levels, unordered(least[i]), unordered(most[i]),
-                               0.0f, coded);
+                               0.0f);
+            escape |= coded >= ESCAPE_TOKENS && too_coarse(page_step[c], fields.second, unordered(least[i]), unordered(most[i]));
             if (WIDE) {
                 store16(to, (u32)fields.first);
                 store16(to + apart, (u32)fields.second);
@@ -607,7 +662,6 @@ __device__ __forceinline__ void encode_tile(const View &view, const Job &job, in
                 to[apart] = (u8)(u32)fields.second;
             }
         }
-        escape |= fields.escape;
         ((float *)least)[i] = fields.base;
         ((float *)most)[i] = fields.per_unit;
     }
@@ -616,25 +670,27 @@ __device__ __forceinline__ void encode_tile(const View &view, const Job &job, in
     __syncthreads();
 #endif
 
-    u64 lowest_bits = (u64)(anchor + at.data);
-#pragma unroll
-    for (int s = 1; s < STREAMS; s++)
-        lowest_bits |= (u64)(piece + job.at[s]) | (at.fine ? (u64)(anchor + at.fine_rows(job, s)) : 0);
-    const bool aligned = whole_tiles() && lowest_bits % (bits_of_stream(0) == 8 ? 8 : 4) == 0;
     for (int run = warp; run < runs; run += WARPS) {
         const int begin = run * RUN;
         if (begin >= stop || begin + RUN <= first)
             continue;
-        bool quick = aligned;
+        bool quick = whole_tiles(); // rows of codes begin at multiples of 16 then (lynx_gpu/plan.py)
         if (LYNX)
             quick &= !__any_sync(0xFFFFFFFFu, tile.make_units<WIDE>(begin, page_low, page_step, page_inverse, levels));
-        if (quick && tile.whole(begin)) {
-            if (runs > WARPS)
-                load_run(tile, begin, x);
-            tile.write_run(begin, x);
-        } else {
-            tile.write_part(begin);
+        if (runs > WARPS)
+            fine_of_run = find_fine(fine, at.fine, begin, lane);
+        if (fine_of_run.bits)
+            tile.place_rows(fine_of_run, begin);
+        if (!quick || !tile.whole(begin)) {
+            tile.write_part(fine_of_run, begin);
+            continue;
         }
+        if (runs > WARPS)
+            load_run(tile, begin, x);
+        if (STREAMS > 1 && fine_of_run.bits)
+            tile.write_run(fine_of_run, begin, x);
+        else
+            tile.write_run({0, fine_of_run.before}, begin, x);
     }
 }
 

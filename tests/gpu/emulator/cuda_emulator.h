@@ -397,18 +397,20 @@ template <class T> T atomicCAS(T *at, std::common_type_t<T> expected, std::commo
 // --- arithmetic (compiled without contraction, so a * b + c is two roundings) ----------------------------------------
 
 inline float __fadd_rn(float a, float b) { return a + b; }
-inline float __fadd_rd(float a, float b) {
-  const int mode = fegetround();
-  fesetround(FE_DOWNWARD);
-  volatile float first = a, sum = first + b;
-  fesetround(mode);
-  return sum;
-}
 inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fdiv_rn(float a, float b) { return a / b; }
 inline float __frcp_rn(float a) { return 1.0f / a; }
 inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
+inline float fmaf_in(int direction, float a, float b, float c) {
+  const int mode = fegetround();
+  fesetround(direction);
+  volatile float first = a, sum = fmaf(first, b, c);
+  fesetround(mode);
+  return sum;
+}
+inline float __fmaf_rd(float a, float b, float c) { return fmaf_in(FE_DOWNWARD, a, b, c); }
+inline float __fmaf_rz(float a, float b, float c) { return fmaf_in(FE_TOWARDZERO, a, b, c); }
 inline float __fsqrt_rn(float a) { return sqrtf(a); }
 inline unsigned __float_as_uint(float a) { return emulator::unpack<unsigned>(emulator::pack(a)); }
 inline int __float_as_int(float a) { return emulator::unpack<int>(emulator::pack(a)); }
