@@ -326,7 +326,10 @@ class DeviceCodec:
 
     def _cells(self) -> np.uint64:
         codec = self.codec
-        return self._constant("cells", lambda: search_table(codec)) if isinstance(codec, LynxCodec) else _NOWHERE
+        if not isinstance(codec, LynxCodec):
+            return _NOWHERE
+        # Four times each entry: what a thread of the encoder reads and writes at once.
+        return self._constant("cells", lambda: search_table(codec).repeat(4))
 
     def _full(self) -> np.uint64:
         codec = self.codec

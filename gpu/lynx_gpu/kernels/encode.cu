@@ -39,7 +39,7 @@ __device__ __forceinline__ void load_run(const Tile &tile, int begin, Quad *x)
 
 template <bool WIDE>
 __device__ __forceinline__ void encode_tile(const View &view, const Job &job, int number, const int *fine_tokens,
-                                            const u8 *header, const float *cell_table, u8 *piece, Status *status)
+                                            const u8 *header, const float4 *cell_table, u8 *piece, Status *status)
 {
     extern __shared__ __align__(16) int shared[];
     __shared__ __align__(16) float page_low[TILE], page_step[TILE], page_inverse[TILE];
@@ -70,15 +70,17 @@ __device__ __forceinline__ void encode_tile(const View &view, const Job &job, in
         load_run(tile, warp * RUN, x);
 
 #if LYNX
-#pragma unroll 1
-    for (int i = thread; i < CELLS; i += THREADS) {
-        const float entry = cell_table[i];
-        float *const copies = cells + i * COPIES;
-        if (COPIES == 1)
-            *copies = entry;
+    constexpr int fillers = COPIES >= 4 ? COPIES / 4 : 1; // threads that write the copies of an entry
 #pragma unroll
-        for (int j = 0; j < COPIES / 4 * 4; j += 4) // neighbours begin at different banks
-            *(float4 *)(copies + (j ^ 4 * thread % COPIES)) = make_float4(entry, entry, entry, entry);
+    for (int i = 0; i < CELLS; i += THREADS / fillers) {
+        const int cell = i + thread / fillers;
+        if (i + THREADS / fillers > CELLS && cell >= CELLS)
+            break;
+        const float4 entry = cell_table[cell];
+        if (COPIES < 4)
+            cells[cell] = entry.x;
+        else
+            *(float4 *)(cells + cell * COPIES + 4 * (thread % fillers)) = entry;
     }
 #else
     for (int i = thread; i < fields; i += THREADS) {
@@ -199,7 +201,7 @@ __device__ __forceinline__ void encode_tile(const View &view, const Job &job, in
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     encode_pages(u8 *pointer, i64 token_stride, i64 head_stride, i64 block_stride, const int *block_table,
-                 int block_tokens, const Job *jobs, const int *fine, const u8 *header, const float *cells, u8 *piece,
+                 int block_tokens, const Job *jobs, const int *fine, const u8 *header, const float4 *cells, u8 *piece,
                  Status *status)
 {
     const View view = {pointer, token_stride, head_stride, block_stride, block_table, block_tokens};
@@ -209,7 +211,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 // Pages that turned out to need 16-bit fields are made once more; each block looks at some of the flags.
 extern "C" __global__ void __launch_bounds__(THREADS)
     encode_wide_pages(u8 *pointer, i64 token_stride, i64 head_stride, i64 block_stride, const int *block_table,
-                      int block_tokens, const Job *jobs, const int *fine, const u8 *header, const float *cells, u8 *piece,
+                      int block_tokens, const Job *jobs, const int *fine, const u8 *header, const float4 *cells, u8 *piece,
                       Status *status, int pages)
 {
     const View view = {pointer, token_stride, head_stride, block_stride, block_table, block_tokens};
