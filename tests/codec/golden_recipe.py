@@ -2,7 +2,8 @@
 
 `python tests/codec/golden_recipe.py` prints the vectors as the reference makes them now, with the argument `comparison`
 those of the comparison codecs. The stored ones change only together with the version number of the page header, or
-where an encoder chooses other fields or codes that every decoder reads alike; CHANGELOG.md says so.
+where an encoder chooses other fields or codes; CHANGELOG.md says so then, and a test holds decoders to the earlier
+ones.
 """
 
 from __future__ import annotations
