@@ -88,7 +88,7 @@ __device__ __forceinline__ void encode_tile(const View &view, const Job &job, in
         most[i] = (int)0x80000000;
     }
 #endif
-    FineTokens fine_of_run = find_fine(fine, at.fine, warp * RUN, lane);
+    const int own_fine = lane < at.fine ? fine[lane] : NOT_FINE;
     if (number == 0) {
         write_header(anchor, header, HEADER, job, WIDE, THREADS);
         if (STREAMS > 1)
@@ -182,20 +182,15 @@ __device__ __forceinline__ void encode_tile(const View &view, const Job &job, in
         bool quick = whole_tiles(); // rows of codes begin at multiples of 16 then (lynx_gpu/plan.py)
         if (LYNX)
             quick &= !__any_sync(0xFFFFFFFFu, tile.make_units<WIDE>(begin, page_low, page_step, page_inverse, levels));
-        if (runs > WARPS)
-            fine_of_run = find_fine(fine, at.fine, begin, lane);
-        if (fine_of_run.bits)
-            tile.place_rows(fine_of_run, begin);
+        if (STREAMS > 1)
+            tile.place_rows(find_fine(fine, own_fine, at.fine, begin, lane), begin);
         if (!quick || !tile.whole(begin)) {
-            tile.write_part(fine_of_run, begin);
+            tile.write_part(begin);
             continue;
         }
         if (runs > WARPS)
             load_run(tile, begin, x);
-        if (STREAMS > 1 && fine_of_run.bits)
-            tile.write_run(fine_of_run, begin, x);
-        else
-            tile.write_run({0, fine_of_run.before}, begin, x);
+        tile.write_run(begin, x);
     }
 }
 

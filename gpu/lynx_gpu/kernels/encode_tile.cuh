@@ -6,12 +6,15 @@ struct FineTokens {
     int before;
 };
 
-// `positions` are in order. All lanes of a warp ask together.
-__device__ __forceinline__ FineTokens find_fine(const int *positions, int count, int begin, int lane)
+#define NOT_FINE 0x7FFFFFFF // a position that no token has
+
+// `positions` are in order; of the first 32, each lane has read its own. All lanes of a warp ask together.
+__device__ __forceinline__ FineTokens find_fine(const int *positions, int position, int count, int begin, int lane)
 {
     FineTokens fine = {};
     for (int i = 0; i < count; i += 32) {
-        const int position = i + lane < count ? positions[i + lane] : 0x7FFFFFFF;
+        if (i)
+            position = i + lane < count ? positions[i + lane] : NOT_FINE;
         fine.before += __popc(__ballot_sync(0xFFFFFFFFu, position < begin));
         for (u32 left = __ballot_sync(0xFFFFFFFFu, (u32)(position - begin) < RUN); left; left &= left - 1)
             fine.bits |= 1u << (__shfl_sync(0xFFFFFFFFu, position, __ffs(left) - 1) - begin);
@@ -33,7 +36,7 @@ struct Tile {
     Extreme *least, *most; // what codes are made with takes their place
     float *mean;           // likewise
     u8 *const *rows;      // where codes of each stream begin, but for those of fine tokens
-    u8 **later;           // rows in the later streams of a run of this warp, [stream - 1][token], if some are fine
+    u8 **later;           // rows in the later streams of a run of this warp, [stream - 1][token]
     const Cells &cells;
     Group group;          // that this lane writes
     bool writes;
@@ -202,7 +205,8 @@ struct Tile {
         return Units{four_of((const float *)least + field(token)), four_of((const float *)most + field(token))};
     }
 
-    // Where each token of a run has its rows in the later streams, if some are fine.
+    // Where each token of a run has its rows in the later streams. Looked up even where no token is fine: code of its own for
+    // such runs made this slower (docs/gpu.md).
     __device__ __forceinline__ void place_rows(FineTokens fine, int begin) const
     {
         const int fine_before = fine.before + __popc(fine.bits & ((1u << lane) - 1));
@@ -218,29 +222,27 @@ struct Tile {
 
     // The row in a stream of the token that is so many tokens ahead of another of its run.
     template <int STREAM>
-    __device__ __forceinline__ u8 *row_ahead(FineTokens fine, int begin, int token, int ahead) const
+    __device__ __forceinline__ u8 *row_ahead(int begin, int token, int ahead) const
     {
         constexpr int row = row_bytes(bits_of_stream(STREAM));
         if (STREAM == 0)
             return rows[0] + (token - first) * row + ahead * row;
-        return fine.bits ? later[(STREAM - 1) * RUN + token - begin + ahead]
-                         : rows[STREAM] + (token - first - fine.before) * row + ahead * row;
+        return later[(STREAM - 1) * RUN + token - begin + ahead];
     }
 
     template <int STREAM, bool ALIGNED>
-    __device__ __forceinline__ void store_streams(FineTokens fine, int begin, int token, int ahead, u32 low, u32 high) const
+    __device__ __forceinline__ void store_streams(int begin, int token, int ahead, u32 low, u32 high) const
     {
         if constexpr (STREAM < STREAMS) {
-            u8 *const row = row_ahead<STREAM>(fine, begin, token, ahead);
+            u8 *const row = row_ahead<STREAM>(begin, token, ahead);
             store_codes<bits_of_stream(STREAM), shift_of_stream(STREAM), ALIGNED>(row, group, low, high);
-            store_streams<STREAM + 1, ALIGNED>(fine, begin, token, ahead, low, high);
+            store_streams<STREAM + 1, ALIGNED>(begin, token, ahead, low, high);
         }
     }
 
     // Two lanes with four channels of two tokens each become two with eight channels of one, and write them.
     template <bool ALIGNED>
-    __device__ __forceinline__ void store_tokens(FineTokens fine, int begin, int token, int ahead, bool store, u32 a,
-                                                 u32 b) const
+    __device__ __forceinline__ void store_tokens(int begin, int token, int ahead, bool store, u32 a, u32 b) const
     {
         const bool odd = lane & 1;
         const u32 mine = odd ? b : a, other = __shfl_xor_sync(0xFFFFFFFFu, odd ? a : b, 1);
@@ -248,7 +250,7 @@ struct Tile {
             // Codes of channels 0, 2, 4, 6, and of the others.
             const u32 evens = __byte_perm(mine, other, odd ? 0x1054 : 0x5410);
             const u32 odds = __byte_perm(mine, other, odd ? 0x3276 : 0x7632);
-            u8 *const row = row_ahead<0>(fine, begin, token, ahead), *const second = row_ahead<1>(fine, begin, token, ahead);
+            u8 *const row = row_ahead<0>(begin, token, ahead), *const second = row_ahead<1>(begin, token, ahead);
             if constexpr (paired(4, 4)) {
                 const u32 upper = choose(0x0F0F0F0Fu, evens >> 4, odds);
                 const u32 lower = choose(0x0F0F0F0Fu, evens, odds << 4) ^ RESIDUAL_FLIP * 17u;
@@ -271,11 +273,11 @@ struct Tile {
         const u32 low = (odd ? other : mine) ^ RESIDUAL_FLIP, high = (odd ? mine : other) ^ RESIDUAL_FLIP;
         if (!store)
             return;
-        store_streams<0, ALIGNED>(fine, begin, token, ahead, low, high);
+        store_streams<0, ALIGNED>(begin, token, ahead, low, high);
     }
 
     // Codes of a run, whatever it is.
-    __device__ __forceinline__ void write_part(FineTokens fine, int begin) const
+    __device__ __forceinline__ void write_part(int begin) const
     {
         for (int i = 0; i < RUN; i += 2) {
             u32 pair[2];
@@ -285,17 +287,17 @@ struct Tile {
             }
             const int t = begin + i + (lane & 1);
             const bool store = t >= first && t < stop && writes;
-            store_tokens<false>(fine, begin, t, 0, store, pair[0], pair[1]);
+            store_tokens<false>(begin, t, 0, store, pair[0], pair[1]);
         }
     }
 
-    __device__ __forceinline__ void write_run(FineTokens fine, int begin, const Quad *x) const
+    __device__ __forceinline__ void write_run(int begin, const Quad *x) const
     {
         const Units units = units_of(begin);
         const int token = begin + (lane & 1);
 #pragma unroll
         for (int i = 0; i < RUN; i += 2)
-            store_tokens<true>(fine, begin, token, i, true,
+            store_tokens<true>(begin, token, i, true,
                                codes_of<false, even_first(true)>(x[i], units, cells),
                                codes_of<false, even_first(true)>(x[i + 1], units, cells));
     }
