@@ -12,7 +12,7 @@ import mmap
 import sys
 from functools import lru_cache
 from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -36,6 +36,7 @@ _STATUS_BYTES = 16384
 class _Context:
     ptr = 0
     compute_capability = "90"
+    attributes: ClassVar = {"MaxSharedMemoryPerBlockOptin": 227 << 10}
 
     def __init__(self, *_: object, **__: object) -> None: ...
     def __enter__(self) -> _Context:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from lynx_gpu.driver import driver, launch
 from lynx_gpu.exact import MAX_EXACT_VALUES, check_exact, decode_exact, decode_scratch, encode_exact, encode_scratch
 from lynx_gpu.modules import cupy, kernel
 from lynx_gpu.plan import BatchPlan, PageJob
+from lynx_gpu.views import ITEM_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -45,11 +46,20 @@ _WIDE_BLOCKS = 256
 
 _LANE_CHANNELS = 8
 _WARP_LANES = 32
-_MAX_SHARED_BYTES = 160 * 1024
+_WARPS = 8, 4, 2
+"""Of a block of the encoder."""
+
+_STATIC_SHARED_BYTES = 16 * 1024
+"""More than a block of the encoder shares beside its tokens and fields."""
+
+_MAX_FIELDS_BYTES = 160 * 1024
 """Of a block: limits the chunks of a page that the encoder can hold."""
 
 _MAX_PAGES = 65535
 """Of a batch: they are one axis of a grid."""
+
+_MAX_BATCH_BYTES = 1 << 32
+"""Of streams of codes: kernels know later rows of a page by 32-bit offsets from its first."""
 
 _NOWHERE = np.uint64(0)
 """Address of a table that the codec has not."""
@@ -66,7 +76,7 @@ def has_kernels(codec: Codec, shape: PageShape | None = None) -> bool:
     if shape is None:
         return True
     too_large = bool(codec.variable_streams) and shape.coded_tokens * shape.channels > MAX_EXACT_VALUES
-    return not too_large and _shared_bytes(codec, shape) <= _MAX_SHARED_BYTES
+    return not too_large and _fields_bytes(codec, shape) <= _MAX_FIELDS_BYTES
 
 
 @dataclass(slots=True)
@@ -101,14 +111,15 @@ class DeviceCodec:
         self._functions: dict[tuple[Any, ...], _Function] = {}
         """By name, shape of heads and streams: the macros of a codec, all in one key, take longer than a launch."""
         # Small tables are uploaded here: nobody else's work is waited for.
-        with cupy().cuda.Device(device):
+        with cupy().cuda.Device(device) as chosen:
+            self._shared_limit = int(chosen.attributes["MaxSharedMemoryPerBlockOptin"])
             self._uploads = cupy().cuda.Stream(non_blocking=True)
 
     def plan(self, jobs: Sequence[PageJob]) -> BatchPlan:
         """Where the streams of these pages lie in one piece of memory. Kept for equal jobs.
 
         Raises:
-            CodecError: no page, too many, or one that is too long for the kernels.
+            CodecError: no page, too many, one that is too long for the kernels, or more than 4 GiB of codes.
         """
         return self._plan(tuple(jobs))
 
@@ -138,13 +149,16 @@ class DeviceCodec:
                 self._launch(stream, "raw.cu", "encode_raw", view, self._raw_grid(view, plan), 0, (*common, *tail))
                 return
             positions = np.uint64(0 if fine is None else fine.data.ptr)
-            arguments = (*common, positions, tail[0], self._cells(), *tail[1:])
+            whole = view.head_size % _LANE_CHANNELS == 0 and view.heads * view.head_size % _TILE_CHANNELS == 0
+            arguments = (*common, positions, tail[0], self._cells(), *tail[1:], np.int32(whole and view.in_units))
             tiles = -(-view.heads * _padded(view.head_size) // _TILE_CHANNELS)
-            shared = max(_shared_bytes(self.codec, job.shape) for job in plan.jobs)
-            pages = len(plan.jobs)
-            self._launch(stream, "encode.cu", "encode_pages", view, (tiles, pages), shared, arguments)
+            fields = max(_fields_bytes(self.codec, job.shape) for job in plan.jobs)
+            warps, shared = _warps(ITEM_BYTES[view.dtype], fields, self._shared_limit)
+            more, threads, pages = ("WARPS", warps), warps * _WARP_LANES, len(plan.jobs)
+            launch_encoder = partial(self._launch, stream, "encode.cu", threads=threads)
+            launch_encoder("encode_pages", view, (tiles, pages), shared, arguments, more)
             again = (*arguments, np.int32(pages))
-            self._launch(stream, "encode.cu", "encode_wide_pages", view, (min(pages, _WIDE_BLOCKS),), shared, again)
+            launch_encoder("encode_wide_pages", view, (min(pages, _WIDE_BLOCKS),), shared, again, more)
             if self.codec.variable_streams:
                 scratch = self._scratch(len(plan.jobs) * encode_scratch(plan), stream)
                 encode_exact(self._exact_launch(view, stream), plan, common, out, scratch.data.ptr)
@@ -241,7 +255,10 @@ class DeviceCodec:
         for job in jobs:
             if not has_kernels(self.codec, job.shape):
                 raise CodecError(f"a page of {job.shape.tokens} tokens is too long for the CUDA kernels")
-        return BatchPlan.of(self.codec, jobs)
+        plan = BatchPlan.of(self.codec, jobs)
+        if self.codec.row_bits and plan.total_bytes > _MAX_BATCH_BYTES:
+            raise CodecError(f"a batch of {plan.total_bytes} bytes is too large for the CUDA kernels: 4 GiB are most")
+        return plan
 
     def _check(self, view: DeviceView, plan: BatchPlan) -> None:
         if view.device != self.device:
@@ -305,7 +322,7 @@ class DeviceCodec:
             found = _Function(function, function.max_dynamic_shared_size_bytes)
             self._functions[name, defines, more] = found
         if shared_bytes > found.most_shared_bytes:
-            found.kernel.max_dynamic_shared_size_bytes = found.most_shared_bytes = _MAX_SHARED_BYTES
+            found.kernel.max_dynamic_shared_size_bytes = found.most_shared_bytes = shared_bytes
         launch(self.device, found.kernel, grid, threads, shared_bytes, arguments, stream)
 
     def _exact_launch(self, view: DeviceView, stream: Any) -> Launch:
@@ -356,12 +373,21 @@ def _padded(head_size: int) -> int:
     return -(-head_size // _LANE_CHANNELS) * _LANE_CHANNELS
 
 
-def _shared_bytes(codec: PageCodec, shape: PageShape) -> int:
-    """What a block of the encoder shares: fields of chunks."""
+def _fields_bytes(codec: PageCodec, shape: PageShape) -> int:
+    """What a block of the encoder shares for extremes and fields; of `lynx`, a warp knows those of chunks."""
     if not codec.row_bits:
         return 0
-    fields = 3 if isinstance(codec, LynxCodec) else 2
-    return 4 * fields * codec.sections(shape, False).chunks * _TILE_CHANNELS
+    chunks = 1 if isinstance(codec, LynxCodec) else codec.sections(shape, False).chunks
+    return 8 * chunks * _TILE_CHANNELS
+
+
+def _warps(item_bytes: int, fields_bytes: int, limit_bytes: int) -> tuple[int, int]:
+    """Warps of a block of the encoder, and what they share: 32 tokens each, fewer where a device has less memory."""
+    for warps in _WARPS:
+        shared = warps * _WARP_LANES * _TILE_CHANNELS * item_bytes + fields_bytes
+        if shared + _STATIC_SHARED_BYTES <= limit_bytes:
+            break
+    return warps, shared
 
 
 def cell_bits(codec: LynxCodec) -> int:

@@ -56,8 +56,17 @@ class DeviceView:
     @property
     def aligned(self) -> bool:
         """Four neighbouring elements at a multiple of four can be read at once."""
+        return self._begin_at(4 * ITEM_BYTES[self.dtype])
+
+    @property
+    def in_units(self) -> bool:
+        """Heads of all tokens begin at multiples of 16 bytes."""
+        return self._begin_at(16)
+
+    def _begin_at(self, unit_bytes: int) -> bool:
         strides = (self.token_stride, self.head_stride, self.block_stride, self.head_size)
-        return self.pointer % (4 * ITEM_BYTES[self.dtype]) == 0 and all(stride % 4 == 0 for stride in strides)
+        item = ITEM_BYTES[self.dtype]
+        return self.pointer % unit_bytes == 0 and all(stride * item % unit_bytes == 0 for stride in strides)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 from unittest import mock
 
 import numpy as np
@@ -75,6 +75,7 @@ class _Context:
 
     ptr = 0
     compute_capability = "90"
+    attributes: ClassVar = {"MaxSharedMemoryPerBlockOptin": 227 << 10}
 
     def __init__(self, *_: object, **__: object) -> None: ...
     def __enter__(self) -> _Context:

@@ -171,6 +171,21 @@ def _compare(cupy: Any, name: str, params: dict[str, Any], dtype: str) -> None:
                 assert np.all(same), (shape, kind, known, out_dtype)
 
 
+def test_a_device_that_shares_less_memory_makes_the_same_bytes(monkeypatch: pytest.MonkeyPatch, cupy: Any) -> None:
+    if hasattr(cupy, "RawKernel"):
+        pytest.skip("a device has as much as it has")
+    monkeypatch.setitem(cupy.cuda.Device.attributes, "MaxSharedMemoryPerBlockOptin", 48 << 10)
+    _compare(cupy, "lynx", {}, "float16")
+
+
+def test_a_batch_of_more_than_4_gib_is_refused(cupy: Any) -> None:
+    page = PageShape(65535, 8, 128)  # 76 MB
+    device_codec = DeviceCodec(get_codec("lynx"), 0)
+    assert device_codec.plan([PageJob(0, page)] * 56).total_bytes < 1 << 32
+    with pytest.raises(CodecError, match=r"too large for the CUDA kernels: 4 GiB"):
+        device_codec.plan([PageJob(0, page)] * 57)
+
+
 @pytest.mark.parametrize("seed", [54, 134])
 def test_a_product_just_below_a_threshold_is_not_rounded_up_to_it(cupy: Any, seed: int) -> None:
     """Each page has a value whose product, in float32, would reach the next threshold."""

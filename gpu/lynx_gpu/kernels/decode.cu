@@ -3,6 +3,7 @@
 // memory, asynchronously, from the moment on at which a block knows its page.
 #include "common.cuh"
 #include "pages.cuh"
+#include "async.cuh"
 
 #define WARPS 8
 #define THREADS (32 * WARPS)
@@ -27,35 +28,6 @@ __device__ constexpr int staged_bytes(int count)
     for (int stream = 0; stream < count; stream++)
         bytes += 32 * bits_of_stream(stream);
     return bytes;
-}
-
-__device__ __forceinline__ void copy_unit(u8 *to, const u8 *from)
-{
-#ifdef __CUDA_ARCH__
-    const u32 shared = (u32)__cvta_generic_to_shared(to);
-    if constexpr (UNIT == 16) // whole 256 bytes are fetched into the cache: blocks beside this one need the rest
-        asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(shared), "l"(from) : "memory");
-    else
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared), "l"(from) : "memory");
-#else
-    for (int i = 0; i < UNIT; i += 4)
-        *(u32 *)(to + i) = *(const u32 *)(from + i);
-#endif
-}
-
-__device__ __forceinline__ void close_group()
-{
-#ifdef __CUDA_ARCH__
-    asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-
-// Wait for all groups of this thread but the last LEFT.
-template <int LEFT> __device__ __forceinline__ void wait_groups()
-{
-#ifdef __CUDA_ARCH__
-    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
-#endif
 }
 
 // The bytes of one token that a lane needs.
@@ -96,7 +68,7 @@ __device__ __forceinline__ void stage_plane(u8 *&to, int &skip, int lane, int gr
     for (int i = 0; i < (STAGE * units + 31) / 32; i++) {
         const int number = 32 * i + lane, token = number / units, at = number % units * UNIT;
         if (token < STAGE && at < groups * WIDTH)
-            copy_unit(to + number * UNIT, row_at(token) + skip + at);
+            copy_unit<UNIT, true>(to + number * UNIT, row_at(token) + skip + at); // blocks beside this one need the rest
     }
     to += STAGE * 32 * WIDTH;
     skip += plane_row(WIDTH);

@@ -1,15 +1,20 @@
-// Pages to streams. A block takes 128 channels of one page: its threads read every value once, keep it in registers, agree on
-// the fields of chunks and page through shared memory, and write codes. Pages of more than 256 tokens are read twice, and so
-// are runs of tokens that not all have codes.
+// Pages to streams. A block takes 128 channels of one page: its threads bring every value to shared memory once, agree on the
+// fields of chunks and page, and write codes. Pages of more tokens than a block takes at once are read twice, and so are runs
+// of tokens that not all have codes.
+//   WARPS            of a block; each takes 32 tokens at once
 #include "common.cuh"
 #include "pages.cuh"
+#include "async.cuh"
 
-#define WARPS 8
 #define THREADS (32 * WARPS)
-#define RUN 32    // tokens of a warp
-#define TILE 128  // channels of a block: four a lane
+#define RUN 32    // tokens of a warp at once
+#define TILE 128  // channels of a block
+#define GROUP_LANES (TILE / 8)       // that write a token
+#define AT_ONCE (32 / GROUP_LANES)   // tokens that a warp writes
 #define TILES ((GROUPS * 8 + TILE - 1) / TILE)
-#define MIN_BLOCKS (KIND == FLOAT32 ? 1 : 2)
+#define MIN_BLOCKS (KIND == FLOAT32 ? 1 : 3)
+#define UNROLL 8  // tokens of a run that have code of their own: more of it does not stay in the cache of instructions
+#define RUN_BYTES (RUN * TILE * ITEM)
 
 // Every lane of every block has four channels.
 __device__ constexpr bool whole_tiles() { return SIZE % 8 == 0 && CHANNELS % TILE == 0; }
@@ -17,58 +22,83 @@ __device__ constexpr bool whole_tiles() { return SIZE % 8 == 0 && CHANNELS % TIL
 #include "encode_chunk.cuh"
 #include "encode_tile.cuh"
 
-// Read all tokens of a run at once.
-__device__ __forceinline__ void load_run(const Tile &tile, int begin, Quad *x)
+// Ask for every STEP-th token of a run, from the I-th on, where tokens lie one behind the other.
+template <int I, int STEP> __device__ __forceinline__ void ask_packed(u8 *to, const u8 *from)
 {
-    const int there = whole_tiles() ? 4 : tile.there;
-#if ROWS == PAGED
-    const i64 own = row_of(tile.view, tile.job.start + begin + tile.lane % RUN);
-#pragma unroll
-    for (int i = 0; i < RUN; i++)
-        x[i] = load_quad(tile.view.pointer, __shfl_sync(0xFFFFFFFFu, own, i) + tile.column, there);
-#else
-    const u8 *row = tile.view.pointer + ITEM * (row_of(tile.view, tile.job.start + begin) + tile.column);
-#pragma unroll
-    for (int i = 0; i < RUN; i++) {
-        x[i] = load_quad(row, ROWS == PACKED ? i * CHANNELS : 0, there);
-        if (ROWS != PACKED)
-            row += ITEM * tile.view.token_stride;
+    if constexpr (I < RUN) {
+        copy_unit<16, false, I * TILE * ITEM, I * CHANNELS * ITEM>(to, from);
+        ask_packed<I + STEP, STEP>(to, from);
     }
-#endif
+}
+
+// Ask for a run of whole tiles whose heads begin at multiples of 16 bytes.
+__device__ __forceinline__ void ask_run(const View &view, int token, int number, u8 *to, int lane)
+{
+    constexpr int units = TILE * ITEM / 16, step = 32 / units;
+    const int channel = number * TILE + lane % units * (16 / ITEM);
+    const u8 *const column = view.pointer + ITEM * column_of(view, channel / SIZE, channel % SIZE);
+    const i64 own = row_of(view, token + (ROWS == PAGED ? lane : lane / units)); // PAGED: each lane knows another row
+    to += 16 * lane;
+    if constexpr (ROWS == PACKED)
+        ask_packed<0, step>(to, column + ITEM * own);
+    else
+#pragma unroll
+        for (int i = 0; i < RUN; i += step) {
+            const i64 row = ROWS == PAGED ? __shfl_sync(0xFFFFFFFFu, own, i + lane / units) : own + i * view.token_stride;
+            copy_unit<16>(to + i * TILE * ITEM, column + ITEM * row);
+        }
+    close_group();
+}
+
+// Bring a run to shared memory, wherever it lies.
+__device__ __forceinline__ void fetch_run(const Tile &tile, int begin)
+{
+#pragma unroll 4
+    for (int i = 0; i < RUN; i++)
+        tile.own[i * (TILE / 4)] = tile.load(begin + i);
 }
 
 template <bool WIDE>
 __device__ __forceinline__ void encode_tile(const View &view, const Job &job, int number, const int *fine_tokens,
-                                            const u8 *header, const float4 *cell_table, u8 *piece, Status *status)
+                                            const u8 *header, const float4 *cell_table, u8 *piece, Status *status, bool asks)
 {
-    extern __shared__ __align__(16) int shared[];
+    extern __shared__ __align__(16) u8 shared[];
+#if LYNX
+    __shared__ __align__(16) float page_inverse[TILE];
+#else
     __shared__ __align__(16) float page_low[TILE], page_step[TILE], page_inverse[TILE];
+#endif
     __shared__ __align__(16) float cells[CELLS * COPIES];
-    __shared__ u8 *later[WARPS][STREAMS > 1 ? STREAMS - 1 : 1][RUN];
     const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
     const int first = job.raw_head, stop = job.tokens - job.raw_tail, tokens = job.tokens;
     const Sections at(job, WIDE);
     u8 *const anchor = piece + job.at[0];
     const int *const fine = fine_tokens + job.fine_at;
-    const int fields = at.chunks * TILE;
-    Extreme *const least = (Extreme *)shared, *const most = least + fields;
-    float *const mean = (float *)(most + fields);
+    const int fields = LYNX ? TILE : at.chunks * TILE;
+    u8 *const own = shared + warp * RUN_BYTES;
+    Extreme *const least = (Extreme *)(shared + WARPS * RUN_BYTES), *const most = least + fields;
 
-    const int quad = number * (TILE / 4) + lane, head = 4 * quad / PADDED, position = 4 * quad % PADDED;
-    const int there = head >= HEADS ? 0 : max(min(SIZE - position, 4), 0);
-    const int index = number * (TILE / 8) + lane / 2;
+    const int padded = number * TILE + 4 * lane, head = padded / PADDED, position = padded % PADDED;
+    const Channels quad = {head * SIZE + position, head >= HEADS ? 0 : max(min(SIZE - position, 4), 0),
+                           column_of(view, head, position)};
+    const int index = number * GROUP_LANES + lane % GROUP_LANES;
+    const Group group = group_of(index);
+    const Channels octet = {group.head * SIZE + 8 * group.number, index < GROUPS ? min(SIZE - 8 * group.number, 8) : 0,
+                            column_of(view, group.head, 8 * group.number)};
     const Cells search(cells, lane);
     u8 *rows[STREAMS] = {anchor + at.data};
 #pragma unroll
     for (int s = 1; s < STREAMS; s++)
         rows[s] = piece + job.at[s];
-    const Tile tile = {view,  job,   at,    status, anchor, first, stop,  head * SIZE + position, there, column_of(view, head, position),
-                       lane,  least, most,  mean,   rows, later[warp][0], search, group_of(index), index < GROUPS};
+    const Tile tile = {view, job,  at,    status, anchor, first, stop, lane, quad, octet, group, (Quad *)(own + 4 * ITEM * lane),
+                       least, most, rows, search};
+#if LYNX
+    float *const page_low = (float *)least, *const page_step = (float *)most; // in their place
+#endif
     const int runs = (tokens + RUN - 1) / RUN;
-    Quad x[RUN];
-    if (warp < runs && tile.whole(warp * RUN))
-        load_run(tile, warp * RUN, x);
-
+    const bool asked = asks && tile.whole(warp * RUN);
+    if (asked)
+        ask_run(view, job.start + warp * RUN, number, own, lane);
 #if LYNX
     constexpr int fillers = COPIES >= 4 ? COPIES / 4 : 1; // threads that write the copies of an entry
 #pragma unroll
@@ -82,12 +112,11 @@ __device__ __forceinline__ void encode_tile(const View &view, const Job &job, in
         else
             *(float4 *)(cells + cell * COPIES + 4 * (thread % fillers)) = entry;
     }
-#else
+#endif
     for (int i = thread; i < fields; i += THREADS) {
         least[i] = 0x7FFFFFFF;
         most[i] = (int)0x80000000;
     }
-#endif
     const int own_fine = lane < at.fine ? fine[lane] : NOT_FINE;
     if (number == 0) {
         write_header(anchor, header, HEADER, job, WIDE, THREADS);
@@ -95,18 +124,27 @@ __device__ __forceinline__ void encode_tile(const View &view, const Job &job, in
             for (int i = thread; i < at.fine; i += THREADS)
                 store16(anchor + at.positions + 2 * i, (u32)fine[i]);
     }
-    if (!LYNX)
-        __syncthreads();
+    wait_groups<0>();
+    __syncthreads();
 
+    const auto fetch = [&](int begin) {
+        if (asks) {
+            __syncwarp(); // the run before has been read
+            ask_run(view, job.start + begin, number, own, lane);
+            wait_groups<0>();
+            __syncwarp();
+        } else {
+            fetch_run(tile, begin);
+        }
+    };
+    Extremes found;
     for (int run = warp; run < runs; run += WARPS) {
         if (tile.whole(run * RUN)) {
-            if (run != warp)
-                load_run(tile, run * RUN, x);
-            tile.look_at_run(run * RUN, x);
+            if (run != warp || !asked)
+                fetch(run * RUN);
+            tile.look_at_run<true>(run * RUN, found);
         } else {
-            tile.look_at_part(run * RUN);
-            if (LYNX)
-                tile.add_part(run * RUN);
+            tile.look_at_part<true>(run * RUN, found);
         }
     }
     if (stop <= first)
@@ -114,51 +152,48 @@ __device__ __forceinline__ void encode_tile(const View &view, const Job &job, in
     __syncthreads();
 
     const float levels = WIDE ? 65535.0f : 255.0f;
-    if (thread < TILE) {
-        const int index = number * TILE + thread, of_head = index % PADDED;
-        if (index < GROUPS * 8 && of_head < SIZE) {
-            Extreme lowest = least[thread], highest = most[thread];
-            for (int k = 1; k < at.chunks; k++) {
-                lowest = min(lowest, least[k * TILE + thread]);
-                highest = max(highest, most[k * TILE + thread]);
-            }
-            const u32 bits = as_bits(unordered(lowest));
-            u32 upper = bits >> 16;
-            if ((bits & 0xFFFFu) && unordered(lowest) < 0.0f)
-                upper += 1;
-            if (upper == 0x8000u)
-                upper = 0;
-            const float low = as_float(upper << 16);
-            u32 above = (as_bits(__fsub_rn(unordered(highest), low)) + 0xFFFFu) >> 16;
-            if (as_float(above << 16) < FLAT)
-                above = 0;
-            const float scale = as_float(above << 16);
-            page_low[thread] = low;
-            page_step[thread] = step_of(scale, levels);
-            page_inverse[thread] = above ? __fdiv_rn(levels, scale) : 0.0f;
-            const int c = index / PADDED * SIZE + of_head;
-            store16(anchor + at.page_low + 2 * c, upper);
-            store16(anchor + at.page_scale + 2 * c, above);
+    for (int i = thread; i < TILE; i += THREADS) {
+        const int padded = number * TILE + i, of_head = padded % PADDED;
+        if (padded >= GROUPS * 8 || of_head >= SIZE)
+            continue;
+        Extreme lowest = least[i], highest = most[i];
+        for (int k = 1; k < (LYNX ? 1 : at.chunks); k++) {
+            lowest = min(lowest, least[k * TILE + i]);
+            highest = max(highest, most[k * TILE + i]);
         }
+        const u32 bits = as_bits(unordered(lowest));
+        u32 upper = bits >> 16;
+        if ((bits & 0xFFFFu) && unordered(lowest) < 0.0f)
+            upper += 1;
+        if (upper == 0x8000u)
+            upper = 0;
+        const float low = as_float(upper << 16);
+        u32 above = (as_bits(__fsub_rn(unordered(highest), low)) + 0xFFFFu) >> 16;
+        if (as_float(above << 16) < FLAT)
+            above = 0;
+        const float scale = as_float(above << 16);
+        page_low[i] = low;
+        page_step[i] = step_of(scale, levels);
+        page_inverse[i] = above ? __fdiv_rn(levels, scale) : 0.0f;
+        const int channel = padded / PADDED * SIZE + of_head;
+        store16(anchor + at.page_low + 2 * channel, upper);
+        store16(anchor + at.page_scale + 2 * channel, above);
     }
     __syncthreads();
 
 #if !LYNX
-    const int c = thread % TILE, channel = number * TILE + c, of_head = channel % PADDED;
-    const bool is_there = whole_tiles() || (channel < GROUPS * 8 && of_head < SIZE);
     const int last = at.chunks - 1, coded_first = min(stop, (first / CHUNK + 1) * CHUNK) - first;
-    const int coded_last = stop - max(first, (stop - 1) / CHUNK * CHUNK);
-    const int field_bytes = WIDE ? 2 : 1, apart = at.chunk_scale - at.chunk_low;
+    const int coded_last = stop - max(first, (stop - 1) / CHUNK * CHUNK), apart = at.chunk_scale - at.chunk_low;
     bool escape = false;
-    u8 *to = anchor + at.chunk_low + field_bytes * (thread / TILE * CHANNELS + channel / PADDED * SIZE + of_head);
-    for (int k = thread / TILE; k <= last; k += THREADS / TILE, to += field_bytes * (THREADS / TILE * CHANNELS)) {
-        const int i = k * TILE + c;
+    for (int i = thread; i < fields; i += THREADS) {
+        const int k = i / TILE, c = i % TILE, padded = number * TILE + c, of_head = padded % PADDED;
         Fields fields = {};
-        if (is_there) {
+        if (whole_tiles() || (padded < GROUPS * 8 && of_head < SIZE)) {
             const int coded = k == 0 ? coded_first : k == last ? coded_last : CHUNK;
             fields = fields_of(page_low[c], page_step[c], page_inverse[c], levels, unordered(least[i]), unordered(most[i]),
                                0.0f);
             escape |= coded >= ESCAPE_TOKENS && too_coarse(page_step[c], fields.second, unordered(least[i]), unordered(most[i]));
+            u8 *const to = anchor + at.chunk_low + (WIDE ? 2 : 1) * (k * CHANNELS + padded / PADDED * SIZE + of_head);
             if (WIDE) {
                 store16(to, (u32)fields.first);
                 store16(to + apart, (u32)fields.second);
@@ -179,35 +214,40 @@ __device__ __forceinline__ void encode_tile(const View &view, const Job &job, in
         const int begin = run * RUN;
         if (begin >= stop || begin + RUN <= first)
             continue;
-        bool quick = whole_tiles(); // rows of codes begin at multiples of 16 then (lynx_gpu/plan.py)
-        if (LYNX)
-            quick &= !__any_sync(0xFFFFFFFFu, tile.make_units<WIDE>(begin, page_low, page_step, page_inverse, levels));
-        if (STREAMS > 1)
-            tile.place_rows(find_fine(fine, own_fine, at.fine, begin, lane), begin);
-        if (!quick || !tile.whole(begin)) {
-            tile.write_part(begin);
-            continue;
-        }
-        if (runs > WARPS)
-            load_run(tile, begin, x);
-        tile.write_run(begin, x);
+        const bool whole = tile.whole(begin);
+        if (runs > WARPS && whole)
+            fetch(begin);
+        Units units = {};
+        bool quick = whole_tiles() && whole; // rows of codes begin at multiples of 16 then (lynx_gpu/plan.py)
+#if LYNX
+        if (runs > WARPS && whole)
+            tile.look_at_run<false>(begin, found);
+        else if (runs > WARPS)
+            tile.look_at_part<false>(begin, found);
+        quick &= !__any_sync(0xFFFFFFFFu, tile.make_units<WIDE>(begin, page_low, page_step, page_inverse, levels, found, units));
+#endif
+        const LaterRows later = tile.place_rows(find_fine(fine, own_fine, at.fine, begin, lane), begin);
+        if (quick)
+            tile.write_run(begin, units, later);
+        else
+            tile.write_part(begin, units, later);
     }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     encode_pages(u8 *pointer, i64 token_stride, i64 head_stride, i64 block_stride, const int *block_table,
                  int block_tokens, const Job *jobs, const int *fine, const u8 *header, const float4 *cells, u8 *piece,
-                 Status *status)
+                 Status *status, int asks)
 {
     const View view = {pointer, token_stride, head_stride, block_stride, block_table, block_tokens};
-    encode_tile<false>(view, jobs[blockIdx.y], blockIdx.x, fine, header, cells, piece, status + blockIdx.y);
+    encode_tile<false>(view, jobs[blockIdx.y], blockIdx.x, fine, header, cells, piece, status + blockIdx.y, asks);
 }
 
 // Pages that turned out to need 16-bit fields are made once more; each block looks at some of the flags.
 extern "C" __global__ void __launch_bounds__(THREADS)
     encode_wide_pages(u8 *pointer, i64 token_stride, i64 head_stride, i64 block_stride, const int *block_table,
                       int block_tokens, const Job *jobs, const int *fine, const u8 *header, const float4 *cells, u8 *piece,
-                      Status *status, int pages)
+                      Status *status, int asks, int pages)
 {
     const View view = {pointer, token_stride, head_stride, block_stride, block_table, block_tokens};
     const int step = gridDim.x;
@@ -217,7 +257,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             continue;
         for (int page = from; page < min(from + THREADS * step, pages); page += step)
             for (int tile = 0; tile < TILES && status[page].flags & WIDE_PAGE; tile++) {
-                encode_tile<true>(view, jobs[page], tile, fine, header, cells, piece, status + page);
+                encode_tile<true>(view, jobs[page], tile, fine, header, cells, piece, status + page, asks);
                 __syncthreads();
             }
     }

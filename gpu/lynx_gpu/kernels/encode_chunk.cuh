@@ -2,7 +2,7 @@
 
 #if LYNX
 #define CELLS ((1 << CELL_BITS) + 1)
-#define COPIES (CELL_BITS <= 8 ? 32 : 1) // of the search table: with one for each lane, no two reads meet in a bank
+#define COPIES (CELL_BITS <= 8 ? 8 : 1) // of the search table: fewer reads of a warp meet in a bank
 #define UNIT ((float)(1 << CELL_BITS))   // magnitudes are counted in cells of sigma
 #else
 #define CELLS 1
@@ -11,14 +11,7 @@
 #define EXCESS 1.0004f     // a deviation may be so much of sigma before it must be cut off
 #define SAFE_SUM 0x1p122f  // up to here the sum of a chunk does not overflow
 
-// What extremes of a chunk are kept as. Runs that share one agree by atomics, so floats are integers of the same order;
-// a chunk of `lynx` is a run.
-#if LYNX
-static_assert(CHUNK == RUN);
-typedef float Extreme;
-__device__ __forceinline__ float ordered(float value) { return value; }
-__device__ __forceinline__ float unordered(float order) { return order; }
-#else
+// What extremes are kept as while runs agree on them by atomics: integers of the same order.
 typedef int Extreme;
 __device__ __forceinline__ int ordered(float value)
 {
@@ -27,6 +20,9 @@ __device__ __forceinline__ int ordered(float value)
 }
 
 __device__ __forceinline__ float unordered(int order) { return as_float((u32)(order >= 0 ? order : order ^ 0x7FFFFFFF)); }
+
+#if LYNX
+static_assert(CHUNK == RUN); // a warp knows all of a chunk
 #endif
 
 __device__ __forceinline__ float clamp(float code, float top)
@@ -78,8 +74,20 @@ __device__ constexpr bool paired(int first, int second)
     return STREAMS == 2 && bits_of_stream(0) == first && bits_of_stream(STREAMS - 1) == second;
 }
 
-// In these, and where rows are aligned, codes of channels 0, 2, 1, 3 follow each other, else of 0, 1, 2, 3.
-__device__ constexpr bool even_first(bool aligned) { return aligned && (paired(4, 4) || paired(3, 5)); }
+// In these, and where rows are aligned, codes of even channels and of odd ones lie together.
+__device__ constexpr bool even_first(bool aligned)
+{
+    return aligned && (paired(4, 4) || paired(3, 5) || (STREAMS == 1 && bits_of_stream(0) == 4));
+}
+
+// The address itself, and not what it was computed from.
+__device__ __forceinline__ u8 *opaque(u8 *address)
+{
+#ifdef __CUDA_ARCH__
+    asm("" : "+l"(address));
+#endif
+    return address;
+}
 
 #define RESIDUAL_FLIP (LYNX ? 0x07070707u : 0u) // 7 - level, modulo 16, is level ^ 7
 
@@ -104,37 +112,53 @@ __device__ __forceinline__ void put_four(float *shared, Four four)
     *(float4 *)shared = make_float4(four.of[0], four.of[1], four.of[2], four.of[3]);
 }
 
-// What four channels of a chunk are made with; of `lynx`, with the base negated.
+// What the codes of a group of 8 channels of a chunk are made with; of `lynx`, with the base negated.
 struct Units {
-    Four base, per_unit;
+    float base[8], per_unit[8];
 };
 
-// Codes of four channels of a token, a byte each, but for RESIDUAL_FLIP. CUT: values may lie outside of what the chunk's
-// fields span.
-template <bool CUT, bool EVEN_FIRST> __device__ __forceinline__ u32 codes_of(Quad x, const Units &units, const Cells &cells)
+// Codes of a group of a token, a byte each, but for RESIDUAL_FLIP.
+struct Codes {
+    u32 first, second; // of channels 0 to 3 and 4 to 7, or of even and of odd ones
+};
+
+// CUT: values may lie outside of what the chunk's fields span.
+template <bool CUT, bool EVEN_FIRST>
+__device__ __forceinline__ Codes codes_of(Quad low, Quad high, const Units &units, const Cells &cells)
 {
-    constexpr int second = EVEN_FIRST ? 2 : 1, third = 3 - second;
-    const Four values = four_of(x);
+    constexpr int step = EVEN_FIRST ? 2 : 1, other = EVEN_FIRST ? 1 : 4;
+    const Four lower = four_of(low), upper = four_of(high);
+    u32 codes[2];
 #if LYNX
-    float centred[4];
-    u32 levels[4];
+    float centred[8];
+    u32 levels[8];
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        centred[i] = __fadd_rn(values.of[i], units.base.of[i]); // never -0, as the base is not
-        levels[i] = cells.level<CUT>(fabsf(centred[i]), units.per_unit.of[i]);
+    for (int i = 0; i < 8; i++) {
+        centred[i] = __fadd_rn(i < 4 ? lower.of[i] : upper.of[i - 4], units.base[i]); // never -0, as the base is not
+        levels[i] = cells.level<CUT>(fabsf(centred[i]), units.per_unit[i]);
     }
-    const u32 signs = sign_bytes(centred[0], centred[second], centred[third], centred[3]);
-    return third_bytes(levels[0], levels[second], levels[third], levels[3]) ^ (signs & 0xF0F0F0F0u);
-#else
-    int levels[4];
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const float difference = __fsub_rn(values.of[i], units.base.of[i]);
-        const float level = __fadd_rn(__fmul_rn(difference, units.per_unit.of[i]), 0.5f);
+    for (int i = 0; i < 2; i++) {
+        const float *const c = centred + i * other;
+        const u32 *const l = levels + i * other;
+        const u32 signs = sign_bytes(c[0], c[step], c[2 * step], c[3 * step]);
+        codes[i] = third_bytes(l[0], l[step], l[2 * step], l[3 * step]) ^ (signs & 0xF0F0F0F0u);
+    }
+#else
+    int levels[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const float difference = __fsub_rn(i < 4 ? lower.of[i] : upper.of[i - 4], units.base[i]);
+        const float level = __fadd_rn(__fmul_rn(difference, units.per_unit[i]), 0.5f);
         levels[i] = (int)(TOP < 255.0f ? fminf(level, TOP) : level);
     }
-    return pack_saturated(levels[0], levels[second], pack_saturated(levels[third], levels[3], 0));
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const int *const l = levels + i * other;
+        codes[i] = pack_saturated(l[0], l[step], pack_saturated(l[2 * step], l[3 * step], 0));
+    }
 #endif
+    return Codes{codes[0], codes[1]};
 }
 
 // Sum of a chunk so far, weighted; four channels.

@@ -22,50 +22,93 @@ __device__ __forceinline__ FineTokens find_fine(const int *positions, int positi
     return fine;
 }
 
-// What a block knows while it encodes a tile. `least` and `most` are [chunk][channel].
+// Extremes of four channels of a chunk, and their means (`lynx`).
+struct Extremes {
+    Quad low, high;
+    Four mean;
+
+    __device__ __forceinline__ void reset()
+    {
+        low = Quad{infinite_pair(false), infinite_pair(false)};
+        high = Quad{infinite_pair(true), infinite_pair(true)};
+    }
+
+    __device__ __forceinline__ void add(Quad x)
+    {
+        low = Quad{extreme<false>(low.low, x.low), extreme<false>(low.high, x.high)};
+        high = Quad{extreme<true>(high.low, x.low), extreme<true>(high.high, x.high)};
+    }
+};
+
+// Channels beside each other that a lane looks at or writes, of one head.
+struct Channels {
+    int first, there; // there: how many of them there are
+    i64 column;       // place of the first in a token
+};
+
+// Where each token of a run has its rows in the later streams: each lane knows those of one, as offsets from the first stream.
+struct LaterRows {
+    u32 at[STREAMS > 1 ? STREAMS - 1 : 1];
+};
+
+// What a block knows while it encodes a tile. A lane looks at four channels of each token of a run, and writes eight channels,
+// a group, of every other token.
 struct Tile {
     const View &view;
     const Job &job;
     const Sections &at;
     Status *status;
     u8 *anchor;
-    int first, stop;     // coded tokens
-    int channel, there;  // first of the four channels of this lane, and how many there are
-    i64 column;          // their place in a token
+    int first, stop; // coded tokens
     int lane;
-    Extreme *least, *most; // what codes are made with takes their place
-    float *mean;           // likewise
-    u8 *const *rows;      // where codes of each stream begin, but for those of fine tokens
-    u8 **later;           // rows in the later streams of a run of this warp, [stream - 1][token]
+    Channels quad, octet;
+    Group group;           // the octet
+    Quad *own;             // the four channels in a run of this warp, in shared memory; tokens are TILE / 4 apart
+    Extreme *least, *most; // [chunk][channel]; of `lynx` of the page alone. What codes are made with takes the place of the former
+    u8 *const *rows;       // where codes of each stream begin, but for those of fine tokens
     const Cells &cells;
-    Group group;          // that this lane writes
-    bool writes;
 
-    __device__ __forceinline__ int field(int token) const { return (token / CHUNK - first / CHUNK) * TILE + 4 * lane; }
+    __device__ __forceinline__ int field(int token) const
+    {
+        return (LYNX ? 0 : (token / CHUNK - first / CHUNK) * TILE) + 4 * lane;
+    }
+
+    __device__ __forceinline__ Quad read(int i) const { return own[i * (TILE / 4)]; }
+
+    // The group that this lane writes, of the first of two tokens of the run.
+    __device__ __forceinline__ const Quad *own_group() const
+    {
+        return own - lane + lane % GROUP_LANES * 2 + lane / GROUP_LANES * (TILE / 4);
+    }
+
+    static __device__ __forceinline__ void read_group(const Quad *from, Quad &low, Quad &high)
+    {
+#if KIND == FLOAT32
+        low = from[0], high = from[1];
+#else
+        const uint4 all = *(const uint4 *)from;
+        low = Quad{all.x, all.y}, high = Quad{all.z, all.w};
+#endif
+    }
 
     __device__ __forceinline__ Quad load(int token) const
     {
-        return load_quad(view.pointer, row_of(view, job.start + token) + column, whole_tiles() ? 4 : there);
+        return load_quad(view.pointer, row_of(view, job.start + token) + quad.column, whole_tiles() ? 4 : quad.there);
     }
 
-    // Extremes of four channels in a run.
-    __device__ __forceinline__ void add_extremes(int token, Quad low, Quad high) const
+    // Extremes of four channels in a run, told to the block; values that must not be are refused.
+    __device__ __forceinline__ void tell_extremes(int token, const Extremes &found) const
     {
-        const Four lows = four_of(low), highs = four_of(high);
+        const Four lows = four_of(found.low), highs = four_of(found.high);
         const int k = field(token);
-#if LYNX
-        put_four(least + k, lows);
-        put_four(most + k, highs);
-#else
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             atomicMin(&least[k + i], ordered(lows.of[i]));
             atomicMax(&most[k + i], ordered(highs.of[i]));
         }
-#endif
-        if (!allowed(magnitude_of(low, high)))
+        if (!allowed(magnitude_of(found.low, found.high)))
             for (int t = max(token / RUN * RUN, first); t < min(token / RUN * RUN + RUN, stop); t++)
-                refuse_quad(status, t, channel, there, load(t)); // rare, so the run is read again
+                refuse_quad(status, t, quad.first, quad.there, load(t)); // rare, so the run is read again
     }
 
     // Whether all tokens of a run are coded, and of one chunk.
@@ -74,109 +117,102 @@ struct Tile {
         return CHUNK % RUN == 0 && begin >= first && begin + RUN <= stop;
     }
 
-    // Extremes of the coded tokens of a run; raw ones are written.
-    __device__ __forceinline__ void look_at_part(int begin) const
+    // Extremes and means of the coded tokens of a run; with TELL the block is told, and raw tokens are written.
+    template <bool TELL> __device__ __forceinline__ void look_at_part(int begin, Extremes &found) const
     {
-        Quad low = {infinite_pair(false), infinite_pair(false)}, high = {infinite_pair(true), infinite_pair(true)};
-        const int end = min(begin + RUN, job.tokens);
+        const int from = max(begin, first), until = min(begin + RUN, stop), end = min(begin + RUN, job.tokens);
+        Sums sums;
+        found.reset();
         for (int t = begin; t < end; t++) {
             const Quad x = load(t);
             if (t < first || t >= stop) {
-                refuse_quad(status, t, channel, there, x);
-                u8 *const to = anchor + HEADER + 2 * ((t < first ? t : t - stop + first) * CHANNELS + channel);
+                if (!TELL)
+                    continue;
+                refuse_quad(status, t, quad.first, quad.there, x);
+                u8 *const to = anchor + HEADER + 2 * ((t < first ? t : t - stop + first) * CHANNELS + quad.first);
                 const u32 raw[2] = {raw_pair(x.low), raw_pair(x.high)};
-                for (int i = 0; i < there; i++)
+                for (int i = 0; i < quad.there; i++)
                     store16(to + 2 * i, raw[i / 2] >> 16 * (i & 1) & 0xFFFFu);
                 continue;
             }
-            low = Quad{extreme<false>(low.low, x.low), extreme<false>(low.high, x.high)};
-            high = Quad{extreme<true>(high.low, x.low), extreme<true>(high.high, x.high)};
-            if (t + 1 == min(end, stop) || (t + 1) % CHUNK == 0) {
-                add_extremes(t, low, high);
-                low = Quad{infinite_pair(false), infinite_pair(false)};
-                high = Quad{infinite_pair(true), infinite_pair(true)};
+            found.add(x);
+            if (LYNX)
+                sums.add(x, 1.0f / CHUNK);
+            if (TELL && (t + 1 == until || (t + 1) % CHUNK == 0)) {
+                tell_extremes(t, found);
+                if (!LYNX)
+                    found.reset();
             }
         }
+        if (LYNX && from < until)
+            found.mean = sums.mean(until - from == CHUNK ? 1.0f : __fdiv_rn((float)CHUNK, (float)(until - from)));
     }
 
-    __device__ __forceinline__ void look_at_run(int begin, const Quad *x) const
+    template <bool TELL> __device__ __forceinline__ void look_at_run(int begin, Extremes &found) const
     {
-        Quad low = x[0], high = x[0];
-#pragma unroll
-        for (int i = 1; i < RUN; i++) {
-            low = Quad{extreme<false>(low.low, x[i].low), extreme<false>(low.high, x[i].high)};
-            high = Quad{extreme<true>(high.low, x[i].low), extreme<true>(high.high, x[i].high)};
+        Sums sums;
+        found.low = found.high = read(0);
+#pragma unroll UNROLL
+        for (int i = 0; i < RUN; i++) {
+            const Quad x = read(i);
+            found.add(x);
+            if (LYNX)
+                sums.add(x, KIND == FLOAT32 ? 1.0f / CHUNK : 1.0f);
         }
-        add_extremes(begin, low, high);
-        if (LYNX)
-            add_run(begin, x, magnitude_of(low, high));
-    }
-
-    // A mean is added up in the order of the tokens.
-    __device__ __forceinline__ void add_part(int begin) const
-    {
-        const int from = max(begin, first), until = min(begin + RUN, stop);
-        if (from >= until)
-            return;
-        Sums sums;
-        for (int t = from; t < until; t++)
-            sums.add(load(t), 1.0f / CHUNK);
-        put_four(mean + field(from), sums.mean(until - from == CHUNK ? 1.0f : __fdiv_rn((float)CHUNK, (float)(until - from))));
-    }
-
-    __device__ __forceinline__ void add_run(int begin, const Quad *x, Pair largest) const
-    {
-        Sums sums;
         // Weights of 2^-5 can wait unless a sum overflows: bits of 16-bit floats, and of their sums, do not reach down to
         // where float32 ends.
-        const bool wait = KIND != FLOAT32 && low_of(largest) <= SAFE_SUM && high_of(largest) <= SAFE_SUM;
-        if (wait) {
-#pragma unroll
+        const Pair largest = magnitude_of(found.low, found.high);
+        bool waited = KIND != FLOAT32;
+        if (LYNX && waited && !(low_of(largest) <= SAFE_SUM && high_of(largest) <= SAFE_SUM)) { // rare
+            sums = Sums();
             for (int i = 0; i < RUN; i++)
-                sums.add(x[i], 1.0f);
-        } else {
-#pragma unroll
-            for (int i = 0; i < RUN; i++)
-                sums.add(x[i], 1.0f / CHUNK);
+                sums.add(read(i), 1.0f / CHUNK);
+            waited = false;
         }
-        put_four(mean + field(begin), sums.mean(wait ? 1.0f / CHUNK : 1.0f));
+        if (LYNX)
+            found.mean = sums.mean(waited ? 1.0f / CHUNK : 1.0f);
+        if (TELL)
+            tell_extremes(begin, found);
     }
 
-    // Fields of four channels of a chunk of `lynx`, written, and what codes are made with in the place of its extremes; whether
-    // values are far.
+    // Fields of four channels of a chunk of `lynx`, written, and what codes are made with; whether values are far.
     template <bool WIDE>
     __device__ __forceinline__ bool make_units(int begin, const float *page_low, const float *page_step,
-                                               const float *page_inverse, float levels) const
+                                               const float *page_inverse, float levels, const Extremes &found,
+                                               Units &units) const
     {
-        const int from = max(begin, first), coded = min(begin + RUN, stop) - from, k = field(from);
+        const int from = max(begin, first), coded = min(begin + RUN, stop) - from;
         const Four low = four_of(page_low + 4 * lane), step = four_of(page_step + 4 * lane);
-        const Four inverse = four_of(page_inverse + 4 * lane), means = four_of(mean + k);
-        const Four smallest = four_of((const float *)least + k), largest = four_of((const float *)most + k);
-        Units units;
+        const Four inverse = four_of(page_inverse + 4 * lane), means = found.mean;
+        const Four smallest = four_of(found.low), largest = four_of(found.high);
         bool far = false, narrow = false;
         u32 firsts[4], seconds[4];
+        float base[4], per_unit[4];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const bool is_there = whole_tiles() || i < there;
+            const bool is_there = whole_tiles() || i < quad.there;
             const Fields fields = fields_of(low.of[i], step.of[i], inverse.of[i], levels, smallest.of[i], largest.of[i],
                                             means.of[i]);
             far |= is_there && fields.far;
             narrow |= is_there && largest.of[i] - smallest.of[i] < ESCAPE_STEPS * step.of[i];
-            units.base.of[i] = is_there ? fields.base : 0.0f;
-            units.per_unit.of[i] = is_there ? fields.per_unit : 0.0f;
+            base[i] = is_there ? fields.base : 0.0f;
+            per_unit[i] = is_there ? fields.per_unit : 0.0f;
             firsts[i] = (u32)fields.first;
             seconds[i] = (u32)fields.second;
         }
-        put_four((float *)least + k, units.base);
-        put_four((float *)most + k, units.per_unit);
-        u8 *const to = anchor + at.chunk_low + (WIDE ? 2 : 1) * ((from / CHUNK - first / CHUNK) * CHANNELS + channel);
+#pragma unroll
+        for (int i = 0; i < 8; i++) { // of the group that this lane writes
+            units.base[i] = __shfl_sync(0xFFFFFFFFu, base[i % 4], lane % GROUP_LANES * 2 + i / 4);
+            units.per_unit[i] = __shfl_sync(0xFFFFFFFFu, per_unit[i % 4], lane % GROUP_LANES * 2 + i / 4);
+        }
+        u8 *const to = anchor + at.chunk_low + (WIDE ? 2 : 1) * ((from / CHUNK - first / CHUNK) * CHANNELS + quad.first);
         store_fields<WIDE>(to, firsts);
         store_fields<WIDE>(to + at.chunk_scale - at.chunk_low, seconds);
         if (!WIDE && narrow && coded >= ESCAPE_TOKENS) { // rare
             bool escape = false;
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                escape |= (whole_tiles() || i < there)
+                escape |= (whole_tiles() || i < quad.there)
                           && too_coarse(step.of[i], (float)seconds[i], smallest.of[i], largest.of[i]);
             if (escape)
                 atomicOr(&status->flags, WIDE_PAGE);
@@ -192,7 +228,7 @@ struct Tile {
         }
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            if (whole_tiles() || i < there) {
+            if (whole_tiles() || i < quad.there) {
                 if (WIDE)
                     store16(to + 2 * i, fields[i]);
                 else
@@ -202,103 +238,110 @@ struct Tile {
 
     __device__ __forceinline__ Units units_of(int token) const
     {
-        return Units{four_of((const float *)least + field(token)), four_of((const float *)most + field(token))};
+        const int at = (token / CHUNK - first / CHUNK) * TILE + lane % GROUP_LANES * 8;
+        Units units;
+#pragma unroll
+        for (int i = 0; i < 8; i += 4) {
+            const Four base = four_of((const float *)least + at + i), per_unit = four_of((const float *)most + at + i);
+            for (int j = 0; j < 4; j++)
+                units.base[i + j] = base.of[j], units.per_unit[i + j] = per_unit.of[j];
+        }
+        return units;
     }
 
-    // Where each token of a run has its rows in the later streams. Looked up even where no token is fine: code of its own for
-    // such runs made this slower (docs/gpu.md).
-    __device__ __forceinline__ void place_rows(FineTokens fine, int begin) const
+    // Looked up even where no token is fine: code of its own for such runs made this slower (docs/gpu.md).
+    __device__ __forceinline__ LaterRows place_rows(FineTokens fine, int begin) const
     {
         const int fine_before = fine.before + __popc(fine.bits & ((1u << lane) - 1));
-        __syncwarp(); // the run before has been written
+        const bool is_fine = fine.bits >> lane & 1;
+        LaterRows later = {};
 #pragma unroll
         for (int s = 1; s < STREAMS; s++) {
             const int row = row_bytes(bits_of_stream(s));
-            later[(s - 1) * RUN + lane] = fine.bits >> lane & 1 ? anchor + at.fine_rows(job, s) + fine_before * row
-                                                                : rows[s] + (begin + lane - first - fine_before) * row;
+            later.at[s - 1] = is_fine ? (u32)(at.fine_rows(job, s) + fine_before * row)
+                                      : (u32)(rows[s] - anchor) + (u32)((begin + lane - first - fine_before) * row);
         }
-        __syncwarp();
+        return later;
     }
 
-    // The row in a stream of the token that is so many tokens ahead of another of its run.
-    template <int STREAM>
-    __device__ __forceinline__ u8 *row_ahead(int begin, int token, int ahead) const
-    {
-        constexpr int row = row_bytes(bits_of_stream(STREAM));
-        if (STREAM == 0)
-            return rows[0] + (token - first) * row + ahead * row;
-        return later[(STREAM - 1) * RUN + token - begin + ahead];
-    }
-
+    // Token `i` of a run has its row of the first stream at `row`.
     template <int STREAM, bool ALIGNED>
-    __device__ __forceinline__ void store_streams(int begin, int token, int ahead, u32 low, u32 high) const
+    __device__ __forceinline__ void store_streams(u8 *row, const LaterRows &later, int i, bool store, u32 low, u32 high) const
     {
         if constexpr (STREAM < STREAMS) {
-            u8 *const row = row_ahead<STREAM>(begin, token, ahead);
-            store_codes<bits_of_stream(STREAM), shift_of_stream(STREAM), ALIGNED>(row, group, low, high);
-            store_streams<STREAM + 1, ALIGNED>(begin, token, ahead, low, high);
+            constexpr int number = STREAM ? STREAM - 1 : 0;
+            u8 *const to = STREAM ? anchor + __shfl_sync(0xFFFFFFFFu, later.at[number], i) : row;
+            if (store)
+                store_codes<bits_of_stream(STREAM), shift_of_stream(STREAM), ALIGNED>(to, group, low, high);
+            store_streams<STREAM + 1, ALIGNED>(row, later, i, store, low, high);
         }
-    }
-
-    // Two lanes with four channels of two tokens each become two with eight channels of one, and write them.
-    template <bool ALIGNED>
-    __device__ __forceinline__ void store_tokens(int begin, int token, int ahead, bool store, u32 a, u32 b) const
-    {
-        const bool odd = lane & 1;
-        const u32 mine = odd ? b : a, other = __shfl_xor_sync(0xFFFFFFFFu, odd ? a : b, 1);
-        if constexpr (even_first(ALIGNED)) {
-            // Codes of channels 0, 2, 4, 6, and of the others.
-            const u32 evens = __byte_perm(mine, other, odd ? 0x1054 : 0x5410);
-            const u32 odds = __byte_perm(mine, other, odd ? 0x3276 : 0x7632);
-            u8 *const row = row_ahead<0>(begin, token, ahead), *const second = row_ahead<1>(begin, token, ahead);
-            if constexpr (paired(4, 4)) {
-                const u32 upper = choose(0x0F0F0F0Fu, evens >> 4, odds);
-                const u32 lower = choose(0x0F0F0F0Fu, evens, odds << 4) ^ RESIDUAL_FLIP * 17u;
-                __stcs((u32 *)(row + plane_at<4>(group)), upper);
-                __stcs((u32 *)(second + plane_at<4>(group)), lower);
-            } else {
-                const u32 fours = choose(0x0F0F0F0Fu, evens >> 1, odds << 3);
-                u32 twos = choose(0x03030303u, evens >> 6, odds >> 4); // in the lower half of each byte
-                twos = choose(0x000F000Fu, twos, twos >> 4);           // in bytes 0 and 2
-                // Each product brings a bit of each byte to every other bit of byte 3.
-                const u32 upper = (evens & 0x20202020u) * 0x00082082u + (odds & 0x20202020u) * 0x00104104u;
-                const u32 lower = (evens & 0x01010101u) * 0x01041040u + (odds & 0x01010101u) * 0x02082080u;
-                __stcs((u32 *)(second + plane_at<4>(group)), fours);
-                *(u16 *)(row + plane_at<2>(group)) = (u16)__byte_perm(twos, 0, 0x4420);
-                row[plane_row(2) + plane_at<1>(group)] = (u8)(upper >> 24);
-                second[plane_row(4) + plane_at<1>(group)] = (u8)(lower >> 24);
-            }
-            return;
-        }
-        const u32 low = (odd ? other : mine) ^ RESIDUAL_FLIP, high = (odd ? mine : other) ^ RESIDUAL_FLIP;
-        if (!store)
-            return;
-        store_streams<0, ALIGNED>(begin, token, ahead, low, high);
     }
 
     // Codes of a run, whatever it is.
-    __device__ __forceinline__ void write_part(int begin) const
+    __device__ __forceinline__ void write_part(int begin, const Units &units, const LaterRows &later) const
     {
-        for (int i = 0; i < RUN; i += 2) {
-            u32 pair[2];
-            for (int j = 0; j < 2; j++) {
-                const int t = min(max(begin + i + j, first), stop - 1);
-                pair[j] = codes_of<true, false>(load(t), units_of(t), cells);
-            }
-            const int t = begin + i + (lane & 1);
-            const bool store = t >= first && t < stop && writes;
-            store_tokens<false>(begin, t, 0, store, pair[0], pair[1]);
+        for (int i = lane / GROUP_LANES; i - lane / GROUP_LANES < RUN; i += AT_ONCE) {
+            const int token = begin + i, coded = min(max(token, first), stop - 1);
+            const i64 from = row_of(view, job.start + coded) + octet.column;
+            const Quad low = load_quad(view.pointer, from, min(octet.there, 4));
+            const Quad high = load_quad(view.pointer, from + 4, max(octet.there - 4, 0));
+            const Codes codes = codes_of<true, false>(low, high, LYNX ? units : units_of(coded), cells);
+            u8 *const row = rows[0] + (coded - first) * row_bytes(bits_of_stream(0));
+            store_streams<0, false>(row, later, i, coded == token && octet.there > 0, codes.first ^ RESIDUAL_FLIP,
+                                    codes.second ^ RESIDUAL_FLIP);
         }
     }
 
-    __device__ __forceinline__ void write_run(int begin, const Quad *x) const
+    // Codes of a run of whole tiles in shared memory.
+    __device__ __forceinline__ void write_run(int begin, const Units &of_chunk, const LaterRows &later) const
     {
-        const Units units = units_of(begin);
-        const int token = begin + (lane & 1);
+        constexpr int row_size = row_bytes(bits_of_stream(0));
+        const Units units = LYNX ? of_chunk : units_of(begin);
+        const Quad *from = own_group();
+        const int second = lane / GROUP_LANES;
+        u8 *row = rows[0] + (begin + second - first) * row_size;
+        u8 *const four = opaque(anchor + plane_at<4>(group)), *const one = opaque(anchor + plane_row(4) + plane_at<1>(group));
+#pragma unroll 1
+        for (int i = second; i < RUN; i += UNROLL, from += UNROLL * (TILE / 4), row += UNROLL * row_size) {
 #pragma unroll
-        for (int i = 0; i < RUN; i += 2)
-            store_tokens<true>(begin, token, i, true,
-                               codes_of<false, even_first(true)>(x[i], units, cells),
-                               codes_of<false, even_first(true)>(x[i + 1], units, cells));
+            for (int j = 0; j < UNROLL; j += AT_ONCE) {
+                Quad low, high;
+                read_group(from + j * (TILE / 4), low, high);
+                const Codes codes = codes_of<false, even_first(true)>(low, high, units, cells);
+                write_group(row + j * row_size, later, i + j, four, one, codes);
+            }
+        }
+    }
+
+    // `four` and `one` are where the planes of this lane were in the second stream if its rows began at `anchor`.
+    __device__ __forceinline__ void write_group(u8 *row, const LaterRows &later, int i, u8 *four, u8 *one, Codes codes) const
+    {
+        if constexpr (!even_first(true)) {
+            store_streams<0, true>(row, later, i, true, codes.first ^ RESIDUAL_FLIP, codes.second ^ RESIDUAL_FLIP);
+            return;
+        }
+        const u32 evens = codes.first, odds = codes.second;
+        if constexpr (STREAMS == 1) { // of 4 bits
+            __stcs((u32 *)(row + plane_at<4>(group)), evens + (odds << 4));
+            return;
+        }
+        const u32 later_row = __shfl_sync(0xFFFFFFFFu, later.at[0], i);
+        if constexpr (paired(4, 4)) {
+            const u32 upper = choose(0x0F0F0F0Fu, evens >> 4, odds);
+            const u32 lower = choose(0x0F0F0F0Fu, evens, odds << 4) ^ RESIDUAL_FLIP * 17u;
+            __stcs((u32 *)(row + plane_at<4>(group)), upper);
+            __stcs((u32 *)(four + later_row), lower);
+        } else {
+            const u32 fours = choose(0x0F0F0F0Fu, evens >> 1, odds << 3);
+            u32 twos = choose(0x03030303u, evens >> 6, odds >> 4); // in the lower half of each byte
+            twos = choose(0x000F000Fu, twos, twos >> 4);           // in bytes 0 and 2
+            // Each product brings a bit of each byte to every other bit of byte 3.
+            const u32 upper = (evens & 0x20202020u) * 0x00082082u + (odds & 0x20202020u) * 0x00104104u;
+            const u32 lower = (evens & 0x01010101u) * 0x01041040u + (odds & 0x01010101u) * 0x02082080u;
+            __stcs((u32 *)(four + later_row), fours);
+            *(u16 *)(row + plane_at<2>(group)) = (u16)__byte_perm(twos, 0, 0x4420);
+            row[plane_row(2) + plane_at<1>(group)] = (u8)(upper >> 24);
+            one[later_row] = (u8)(lower >> 24);
+        }
     }
 };
