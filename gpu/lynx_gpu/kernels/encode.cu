@@ -153,7 +153,7 @@ __device__ __forceinline__ void encode_tile(const View &view, const Job &job, in
 
     const float levels = WIDE ? 65535.0f : 255.0f;
     for (int i = thread; i < TILE; i += THREADS) {
-        const int padded = number * TILE + i, of_head = padded % PADDED;
+        const int padded = number * TILE + (LYNX ? i % 32 * 4 + i / 32 : i), of_head = padded % PADDED; // as in Tile::field
         if (padded >= GROUPS * 8 || of_head >= SIZE)
             continue;
         Extreme lowest = least[i], highest = most[i];

@@ -68,9 +68,11 @@ struct Tile {
     u8 *const *rows;       // where codes of each stream begin, but for those of fine tokens
     const Cells &cells;
 
-    __device__ __forceinline__ int field(int token) const
+    // Where extremes of channel `i` of a lane lie, and fields of a page. Of `lynx` lanes beside each other use banks beside each
+    // other; other codecs read eight channels of a chunk at once.
+    __device__ __forceinline__ int field(int token, int i) const
     {
-        return (LYNX ? 0 : (token / CHUNK - first / CHUNK) * TILE) + 4 * lane;
+        return LYNX ? i * 32 + lane : (token / CHUNK - first / CHUNK) * TILE + 4 * lane + i;
     }
 
     __device__ __forceinline__ Quad read(int i) const { return own[i * (TILE / 4)]; }
@@ -100,11 +102,10 @@ struct Tile {
     __device__ __forceinline__ void tell_extremes(int token, const Extremes &found) const
     {
         const Four lows = four_of(found.low), highs = four_of(found.high);
-        const int k = field(token);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            atomicMin(&least[k + i], ordered(lows.of[i]));
-            atomicMax(&most[k + i], ordered(highs.of[i]));
+            atomicMin(&least[field(token, i)], ordered(lows.of[i]));
+            atomicMax(&most[field(token, i)], ordered(highs.of[i]));
         }
         if (!allowed(magnitude_of(found.low, found.high)))
             for (int t = max(token / RUN * RUN, first); t < min(token / RUN * RUN + RUN, stop); t++)
@@ -182,19 +183,19 @@ struct Tile {
                                                Units &units) const
     {
         const int from = max(begin, first), coded = min(begin + RUN, stop) - from;
-        const Four low = four_of(page_low + 4 * lane), step = four_of(page_step + 4 * lane);
-        const Four inverse = four_of(page_inverse + 4 * lane), means = found.mean;
-        const Four smallest = four_of(found.low), largest = four_of(found.high);
+        const Four means = found.mean, smallest = four_of(found.low), largest = four_of(found.high);
         bool far = false, narrow = false;
         u32 firsts[4], seconds[4];
-        float base[4], per_unit[4];
+        float base[4], per_unit[4], step[4];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const bool is_there = whole_tiles() || i < quad.there;
-            const Fields fields = fields_of(low.of[i], step.of[i], inverse.of[i], levels, smallest.of[i], largest.of[i],
+            const int at = field(begin, i);
+            step[i] = page_step[at];
+            const Fields fields = fields_of(page_low[at], step[i], page_inverse[at], levels, smallest.of[i], largest.of[i],
                                             means.of[i]);
             far |= is_there && fields.far;
-            narrow |= is_there && largest.of[i] - smallest.of[i] < ESCAPE_STEPS * step.of[i];
+            narrow |= is_there && largest.of[i] - smallest.of[i] < ESCAPE_STEPS * step[i];
             base[i] = is_there ? fields.base : 0.0f;
             per_unit[i] = is_there ? fields.per_unit : 0.0f;
             firsts[i] = (u32)fields.first;
@@ -213,7 +214,7 @@ struct Tile {
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 escape |= (whole_tiles() || i < quad.there)
-                          && too_coarse(step.of[i], (float)seconds[i], smallest.of[i], largest.of[i]);
+                          && too_coarse(step[i], (float)seconds[i], smallest.of[i], largest.of[i]);
             if (escape)
                 atomicOr(&status->flags, WIDE_PAGE);
         }
