@@ -58,16 +58,96 @@ __device__ __forceinline__ void fetch_run(const Tile &tile, int begin)
         tile.own[i * (TILE / 4)] = tile.load(begin + i);
 }
 
+// Copies of the search table, whose entries come four times each.
+__device__ __forceinline__ void copy_cells(float *cells, const float4 *cell_table)
+{
+    constexpr int fillers = COPIES >= 4 ? COPIES / 4 : 1; // threads that write the copies of an entry
+#pragma unroll
+    for (int i = 0; i < CELLS; i += THREADS / fillers) {
+        const int cell = i + threadIdx.x / fillers;
+        if (i + THREADS / fillers > CELLS && cell >= CELLS)
+            break;
+        const float4 entry = cell_table[cell];
+        if (COPIES < 4)
+            cells[cell] = entry.x;
+        else
+            *(float4 *)(cells + cell * COPIES + 4 * (threadIdx.x % fillers)) = entry;
+    }
+}
+
+// Fields of the page from extremes of all chunks, written and kept.
+template <bool WIDE>
+__device__ __forceinline__ void make_page_fields(const Sections &at, u8 *anchor, int number, const Extreme *least,
+                                                 const Extreme *most, const PageFields &page)
+{
+    for (int i = threadIdx.x; i < TILE; i += THREADS) {
+        const int padded = number * TILE + (LYNX ? i % 32 * 4 + i / 32 : i), of_head = padded % PADDED; // as in Tile::field
+        if (padded >= GROUPS * 8 || of_head >= SIZE)
+            continue;
+        Extreme lowest = least[i], highest = most[i];
+        for (int k = 1; k < (LYNX ? 1 : at.chunks); k++) {
+            lowest = min(lowest, least[k * TILE + i]);
+            highest = max(highest, most[k * TILE + i]);
+        }
+        const u32 bits = as_bits(unordered(lowest));
+        u32 upper = bits >> 16;
+        if ((bits & 0xFFFFu) && unordered(lowest) < 0.0f)
+            upper += 1;
+        if (upper == 0x8000u)
+            upper = 0;
+        const float low = as_float(upper << 16);
+        u32 above = (as_bits(__fsub_rn(unordered(highest), low)) + 0xFFFFu) >> 16;
+        if (as_float(above << 16) < FLAT)
+            above = 0;
+        const float scale = as_float(above << 16);
+        page.low[i] = low;
+        page.step[i] = step_of(scale, page.levels);
+        page.inverse[i] = above ? __fdiv_rn(page.levels, scale) : 0.0f;
+        const int channel = padded / PADDED * SIZE + of_head;
+        store16(anchor + at.page_low + 2 * channel, upper);
+        store16(anchor + at.page_scale + 2 * channel, above);
+    }
+}
+
+// Fields of chunks from their extremes, written, and in the place of these what codes are made with.
+template <bool WIDE>
+__device__ __forceinline__ void make_chunk_fields(const Sections &at, const Job &job, Status *status, u8 *anchor, int number,
+                                                  Extreme *least, Extreme *most, const PageFields &page)
+{
+    const int first = job.raw_head, stop = job.tokens - job.raw_tail;
+    const int last = at.chunks - 1, coded_first = min(stop, (first / CHUNK + 1) * CHUNK) - first;
+    const int coded_last = stop - max(first, (stop - 1) / CHUNK * CHUNK), apart = at.chunk_scale - at.chunk_low;
+    bool escape = false;
+    for (int i = threadIdx.x; i < at.chunks * TILE; i += THREADS) {
+        const int k = i / TILE, c = i % TILE, padded = number * TILE + c, of_head = padded % PADDED;
+        Fields fields = {};
+        if (whole_tiles() || (padded < GROUPS * 8 && of_head < SIZE)) {
+            const int coded = k == 0 ? coded_first : k == last ? coded_last : CHUNK;
+            fields = fields_of(page.low[c], page.step[c], page.inverse[c], page.levels, unordered(least[i]), unordered(most[i]),
+                               0.0f);
+            escape |= coded >= ESCAPE_TOKENS && too_coarse(page.step[c], fields.second, unordered(least[i]), unordered(most[i]));
+            u8 *const to = anchor + at.chunk_low + (WIDE ? 2 : 1) * (k * CHANNELS + padded / PADDED * SIZE + of_head);
+            if (WIDE) {
+                store16(to, (u32)fields.first);
+                store16(to + apart, (u32)fields.second);
+            } else {
+                to[0] = (u8)(u32)fields.first;
+                to[apart] = (u8)(u32)fields.second;
+            }
+        }
+        ((float *)least)[i] = fields.base;
+        ((float *)most)[i] = fields.per_unit;
+    }
+    if (!WIDE && escape)
+        atomicOr(&status->flags, WIDE_PAGE);
+}
+
 template <bool WIDE>
 __device__ __forceinline__ void encode_tile(const View &view, const Job &job, int number, const int *fine_tokens,
                                             const u8 *header, const float4 *cell_table, u8 *piece, Status *status, bool asks)
 {
     extern __shared__ __align__(16) u8 shared[];
-#if LYNX
-    __shared__ __align__(16) float page_inverse[TILE];
-#else
-    __shared__ __align__(16) float page_low[TILE], page_step[TILE], page_inverse[TILE];
-#endif
+    __shared__ __align__(16) float page_fields[LYNX ? 1 : 3][TILE];
     __shared__ __align__(16) float cells[CELLS * COPIES];
     const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
     const int first = job.raw_head, stop = job.tokens - job.raw_tail, tokens = job.tokens;
@@ -92,27 +172,15 @@ __device__ __forceinline__ void encode_tile(const View &view, const Job &job, in
         rows[s] = piece + job.at[s];
     const Tile tile = {view, job,  at,    status, anchor, first, stop, lane, quad, octet, group, (Quad *)(own + 4 * ITEM * lane),
                        least, most, rows, search};
-#if LYNX
-    float *const page_low = (float *)least, *const page_step = (float *)most; // in their place
-#endif
+    // Those of `lynx` take the place of what they are made of.
+    const PageFields page = {page_fields[0], LYNX ? (float *)least : page_fields[LYNX ? 0 : 1],
+                             LYNX ? (float *)most : page_fields[LYNX ? 0 : 2], WIDE ? 65535.0f : 255.0f};
     const int runs = (tokens + RUN - 1) / RUN;
     const bool asked = asks && tile.whole(warp * RUN);
     if (asked)
         ask_run(view, job.start + warp * RUN, number, own, lane);
-#if LYNX
-    constexpr int fillers = COPIES >= 4 ? COPIES / 4 : 1; // threads that write the copies of an entry
-#pragma unroll
-    for (int i = 0; i < CELLS; i += THREADS / fillers) {
-        const int cell = i + thread / fillers;
-        if (i + THREADS / fillers > CELLS && cell >= CELLS)
-            break;
-        const float4 entry = cell_table[cell];
-        if (COPIES < 4)
-            cells[cell] = entry.x;
-        else
-            *(float4 *)(cells + cell * COPIES + 4 * (thread % fillers)) = entry;
-    }
-#endif
+    if (LYNX)
+        copy_cells(cells, cell_table);
     for (int i = thread; i < fields; i += THREADS) {
         least[i] = 0x7FFFFFFF;
         most[i] = (int)0x80000000;
@@ -151,62 +219,10 @@ __device__ __forceinline__ void encode_tile(const View &view, const Job &job, in
         return;
     __syncthreads();
 
-    const float levels = WIDE ? 65535.0f : 255.0f;
-    for (int i = thread; i < TILE; i += THREADS) {
-        const int padded = number * TILE + (LYNX ? i % 32 * 4 + i / 32 : i), of_head = padded % PADDED; // as in Tile::field
-        if (padded >= GROUPS * 8 || of_head >= SIZE)
-            continue;
-        Extreme lowest = least[i], highest = most[i];
-        for (int k = 1; k < (LYNX ? 1 : at.chunks); k++) {
-            lowest = min(lowest, least[k * TILE + i]);
-            highest = max(highest, most[k * TILE + i]);
-        }
-        const u32 bits = as_bits(unordered(lowest));
-        u32 upper = bits >> 16;
-        if ((bits & 0xFFFFu) && unordered(lowest) < 0.0f)
-            upper += 1;
-        if (upper == 0x8000u)
-            upper = 0;
-        const float low = as_float(upper << 16);
-        u32 above = (as_bits(__fsub_rn(unordered(highest), low)) + 0xFFFFu) >> 16;
-        if (as_float(above << 16) < FLAT)
-            above = 0;
-        const float scale = as_float(above << 16);
-        page_low[i] = low;
-        page_step[i] = step_of(scale, levels);
-        page_inverse[i] = above ? __fdiv_rn(levels, scale) : 0.0f;
-        const int channel = padded / PADDED * SIZE + of_head;
-        store16(anchor + at.page_low + 2 * channel, upper);
-        store16(anchor + at.page_scale + 2 * channel, above);
-    }
+    make_page_fields<WIDE>(at, anchor, number, least, most, page);
     __syncthreads();
-
 #if !LYNX
-    const int last = at.chunks - 1, coded_first = min(stop, (first / CHUNK + 1) * CHUNK) - first;
-    const int coded_last = stop - max(first, (stop - 1) / CHUNK * CHUNK), apart = at.chunk_scale - at.chunk_low;
-    bool escape = false;
-    for (int i = thread; i < fields; i += THREADS) {
-        const int k = i / TILE, c = i % TILE, padded = number * TILE + c, of_head = padded % PADDED;
-        Fields fields = {};
-        if (whole_tiles() || (padded < GROUPS * 8 && of_head < SIZE)) {
-            const int coded = k == 0 ? coded_first : k == last ? coded_last : CHUNK;
-            fields = fields_of(page_low[c], page_step[c], page_inverse[c], levels, unordered(least[i]), unordered(most[i]),
-                               0.0f);
-            escape |= coded >= ESCAPE_TOKENS && too_coarse(page_step[c], fields.second, unordered(least[i]), unordered(most[i]));
-            u8 *const to = anchor + at.chunk_low + (WIDE ? 2 : 1) * (k * CHANNELS + padded / PADDED * SIZE + of_head);
-            if (WIDE) {
-                store16(to, (u32)fields.first);
-                store16(to + apart, (u32)fields.second);
-            } else {
-                to[0] = (u8)(u32)fields.first;
-                to[apart] = (u8)(u32)fields.second;
-            }
-        }
-        ((float *)least)[i] = fields.base;
-        ((float *)most)[i] = fields.per_unit;
-    }
-    if (!WIDE && escape)
-        atomicOr(&status->flags, WIDE_PAGE);
+    make_chunk_fields<WIDE>(at, job, status, anchor, number, least, most, page);
     __syncthreads();
 #endif
 
@@ -224,7 +240,7 @@ __device__ __forceinline__ void encode_tile(const View &view, const Job &job, in
             tile.look_at_run<false>(begin, found);
         else if (runs > WARPS)
             tile.look_at_part<false>(begin, found);
-        quick &= !__any_sync(0xFFFFFFFFu, tile.make_units<WIDE>(begin, page_low, page_step, page_inverse, levels, found, units));
+        quick &= !__any_sync(0xFFFFFFFFu, tile.make_units<WIDE>(begin, page, found, units));
 #endif
         const LaterRows later = tile.place_rows(find_fine(fine, own_fine, at.fine, begin, lane), begin);
         if (quick)

@@ -182,6 +182,12 @@ struct Sums {
     }
 };
 
+// Fields of the page of the channels of a tile, in shared memory, and how many levels fields of chunks have.
+struct PageFields {
+    float *inverse, *low, *step;
+    float levels;
+};
+
 // Fields of a channel of a chunk, and what its codes are made with; `far`: a value lies outside of what they span.
 struct Fields {
     float first, second, base, per_unit;

@@ -178,9 +178,7 @@ struct Tile {
 
     // Fields of four channels of a chunk of `lynx`, written, and what codes are made with; whether values are far.
     template <bool WIDE>
-    __device__ __forceinline__ bool make_units(int begin, const float *page_low, const float *page_step,
-                                               const float *page_inverse, float levels, const Extremes &found,
-                                               Units &units) const
+    __device__ __forceinline__ bool make_units(int begin, const PageFields &page, const Extremes &found, Units &units) const
     {
         const int from = max(begin, first), coded = min(begin + RUN, stop) - from;
         const Four means = found.mean, smallest = four_of(found.low), largest = four_of(found.high);
@@ -191,8 +189,8 @@ struct Tile {
         for (int i = 0; i < 4; i++) {
             const bool is_there = whole_tiles() || i < quad.there;
             const int at = field(begin, i);
-            step[i] = page_step[at];
-            const Fields fields = fields_of(page_low[at], step[i], page_inverse[at], levels, smallest.of[i], largest.of[i],
+            step[i] = page.step[at];
+            const Fields fields = fields_of(page.low[at], step[i], page.inverse[at], page.levels, smallest.of[i], largest.of[i],
                                             means.of[i]);
             far |= is_there && fields.far;
             narrow |= is_there && largest.of[i] - smallest.of[i] < ESCAPE_STEPS * step[i];
