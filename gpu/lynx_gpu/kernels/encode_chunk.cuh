@@ -107,11 +107,6 @@ __device__ __forceinline__ Four four_of(const float *shared)
     return Four{{all.x, all.y, all.z, all.w}};
 }
 
-__device__ __forceinline__ void put_four(float *shared, Four four)
-{
-    *(float4 *)shared = make_float4(four.of[0], four.of[1], four.of[2], four.of[3]);
-}
-
 // What the codes of a group of 8 channels of a chunk are made with; of `lynx`, with the base negated.
 struct Units {
     float base[8], per_unit[8];
