@@ -381,13 +381,12 @@ def _fields_bytes(codec: PageCodec, shape: PageShape) -> int:
     return 8 * chunks * _TILE_CHANNELS
 
 
+@lru_cache(maxsize=64)
 def _warps(item_bytes: int, fields_bytes: int, limit_bytes: int) -> tuple[int, int]:
     """Warps of a block of the encoder, and what they share: 32 tokens each, fewer where a device has less memory."""
-    for warps in _WARPS:
-        shared = warps * _WARP_LANES * _TILE_CHANNELS * item_bytes + fields_bytes
-        if shared + _STATIC_SHARED_BYTES <= limit_bytes:
-            break
-    return warps, shared
+    shared = {warps: warps * _WARP_LANES * _TILE_CHANNELS * item_bytes + fields_bytes for warps in _WARPS}
+    warps = next((warps for warps in _WARPS if shared[warps] + _STATIC_SHARED_BYTES <= limit_bytes), _WARPS[-1])
+    return warps, shared[warps]
 
 
 def cell_bits(codec: LynxCodec) -> int:
