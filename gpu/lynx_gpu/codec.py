@@ -153,7 +153,7 @@ class DeviceCodec:
             arguments = (*common, positions, tail[0], self._cells(), *tail[1:], np.int32(whole and view.in_units))
             tiles = -(-view.heads * _padded(view.head_size) // _TILE_CHANNELS)
             fields = max(_fields_bytes(self.codec, job.shape) for job in plan.jobs)
-            warps, shared = _warps(ITEM_BYTES[view.dtype], fields, self._shared_limit)
+            warps, shared = block_of_warps(ITEM_BYTES[view.dtype], fields, self._shared_limit)
             more, threads, pages = ("WARPS", warps), warps * _WARP_LANES, len(plan.jobs)
             launch_encoder = partial(self._launch, stream, "encode.cu", threads=threads)
             launch_encoder("encode_pages", view, (tiles, pages), shared, arguments, more)
@@ -382,7 +382,7 @@ def _fields_bytes(codec: PageCodec, shape: PageShape) -> int:
 
 
 @lru_cache(maxsize=64)
-def _warps(item_bytes: int, fields_bytes: int, limit_bytes: int) -> tuple[int, int]:
+def block_of_warps(item_bytes: int, fields_bytes: int, limit_bytes: int) -> tuple[int, int]:
     """Warps of a block of the encoder, and what they share: 32 tokens each, fewer where a device has less memory."""
     shared = {warps: warps * _WARP_LANES * _TILE_CHANNELS * item_bytes + fields_bytes for warps in _WARPS}
     warps = next((warps for warps in _WARPS if shared[warps] + _STATIC_SHARED_BYTES <= limit_bytes), _WARPS[-1])

@@ -12,7 +12,7 @@ from lynx_codec import CodecError, NonFiniteError, PageShape, get_codec
 from lynx_codec.codecs import LynxCodec
 from lynx_codec.tables import UNIT
 from lynx_gpu import DeviceCodec, PageJob, device_view, paged_view
-from lynx_gpu.codec import cell_bits, search_table
+from lynx_gpu.codec import block_of_warps, cell_bits, search_table
 
 CODECS: list[tuple[str, dict[str, Any]]] = [
     ("bf16", {}),
@@ -172,9 +172,11 @@ def _compare(cupy: Any, name: str, params: dict[str, Any], dtype: str) -> None:
 
 
 def test_a_device_that_shares_less_memory_makes_the_same_bytes(monkeypatch: pytest.MonkeyPatch, cupy: Any) -> None:
-    if hasattr(cupy, "RawKernel"):
-        pytest.skip("a device has as much as it has")
-    monkeypatch.setitem(cupy.cuda.Device.attributes, "MaxSharedMemoryPerBlockOptin", 48 << 10)
+    def for_less_memory(item_bytes: int, fields_bytes: int, _: int) -> tuple[int, int]:
+        return block_of_warps(item_bytes, fields_bytes, 48 << 10)
+
+    assert for_less_memory(2, 1024, 0)[0] < block_of_warps(2, 1024, 227 << 10)[0]
+    monkeypatch.setattr("lynx_gpu.codec.block_of_warps", for_less_memory)
     codec, shape, rng = get_codec("lynx"), PageShape(288, 2, 64, 0, 0, 40), np.random.default_rng(8)
     page, fine = _as_dtype(_values(rng, shape, "spikes"), "float16"), _fine(rng, shape)
     view = device_view(cupy.asarray(page), dtype="float16")
