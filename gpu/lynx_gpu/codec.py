@@ -149,8 +149,7 @@ class DeviceCodec:
                 self._launch(stream, "raw.cu", "encode_raw", view, self._raw_grid(view, plan), 0, (*common, *tail))
                 return
             positions = np.uint64(0 if fine is None else fine.data.ptr)
-            whole = view.head_size % _LANE_CHANNELS == 0 and view.heads * view.head_size % _TILE_CHANNELS == 0
-            arguments = (*common, positions, tail[0], self._cells(), *tail[1:], np.int32(whole and view.in_units))
+            arguments = (*common, positions, tail[0], self._cells(), *tail[1:], np.int32(view.in_units))
             tiles = -(-view.heads * _padded(view.head_size) // _TILE_CHANNELS)
             fields = max(_fields_bytes(self.codec, job.shape) for job in plan.jobs)
             warps, shared = block_of_warps(ITEM_BYTES[view.dtype], fields, self._shared_limit)

@@ -144,7 +144,7 @@ __device__ __forceinline__ void make_chunk_fields(const Sections &at, const Job 
 
 template <bool WIDE>
 __device__ __forceinline__ void encode_tile(const View &view, const Job &job, int number, const int *fine_tokens,
-                                            const u8 *header, const float4 *cell_table, u8 *piece, Status *status, bool asks)
+                                            const u8 *header, const float4 *cell_table, u8 *piece, Status *status, bool in_units)
 {
     extern __shared__ __align__(16) u8 shared[];
     __shared__ __align__(16) float page_fields[LYNX ? 1 : 3][TILE];
@@ -176,7 +176,7 @@ __device__ __forceinline__ void encode_tile(const View &view, const Job &job, in
     const PageFields page = {page_fields[0], LYNX ? (float *)least : page_fields[LYNX ? 0 : 1],
                              LYNX ? (float *)most : page_fields[LYNX ? 0 : 2], WIDE ? 65535.0f : 255.0f};
     const int runs = (tokens + RUN - 1) / RUN;
-    const bool asked = asks && tile.whole(warp * RUN);
+    const bool asks = in_units && whole_tiles(), asked = asks && tile.whole(warp * RUN);
     if (asked)
         ask_run(view, job.start + warp * RUN, number, own, lane);
     if (LYNX)
@@ -253,17 +253,17 @@ __device__ __forceinline__ void encode_tile(const View &view, const Job &job, in
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     encode_pages(u8 *pointer, i64 token_stride, i64 head_stride, i64 block_stride, const int *block_table,
                  int block_tokens, const Job *jobs, const int *fine, const u8 *header, const float4 *cells, u8 *piece,
-                 Status *status, int asks)
+                 Status *status, int in_units)
 {
     const View view = {pointer, token_stride, head_stride, block_stride, block_table, block_tokens};
-    encode_tile<false>(view, jobs[blockIdx.y], blockIdx.x, fine, header, cells, piece, status + blockIdx.y, asks);
+    encode_tile<false>(view, jobs[blockIdx.y], blockIdx.x, fine, header, cells, piece, status + blockIdx.y, in_units);
 }
 
 // Pages that turned out to need 16-bit fields are made once more; each block looks at some of the flags.
 extern "C" __global__ void __launch_bounds__(THREADS)
     encode_wide_pages(u8 *pointer, i64 token_stride, i64 head_stride, i64 block_stride, const int *block_table,
                       int block_tokens, const Job *jobs, const int *fine, const u8 *header, const float4 *cells, u8 *piece,
-                      Status *status, int asks, int pages)
+                      Status *status, int in_units, int pages)
 {
     const View view = {pointer, token_stride, head_stride, block_stride, block_table, block_tokens};
     const int step = gridDim.x;
@@ -273,7 +273,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             continue;
         for (int page = from; page < min(from + THREADS * step, pages); page += step)
             for (int tile = 0; tile < TILES && status[page].flags & WIDE_PAGE; tile++) {
-                encode_tile<true>(view, jobs[page], tile, fine, header, cells, piece, status + page, asks);
+                encode_tile<true>(view, jobs[page], tile, fine, header, cells, piece, status + page, in_units);
                 __syncthreads();
             }
     }

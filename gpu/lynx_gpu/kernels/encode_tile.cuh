@@ -279,11 +279,11 @@ struct Tile {
     // Codes of a run, whatever it is.
     __device__ __forceinline__ void write_part(int begin, const Units &units, const LaterRows &later) const
     {
-        for (int i = lane / GROUP_LANES; i - lane / GROUP_LANES < RUN; i += AT_ONCE) {
-            const int token = begin + i, coded = min(max(token, first), stop - 1);
-            const i64 from = row_of(view, job.start + coded) + octet.column;
-            const Quad low = load_quad(view.pointer, from, min(octet.there, 4));
-            const Quad high = load_quad(view.pointer, from + 4, max(octet.there - 4, 0));
+        for (int from = 0; from < RUN; from += AT_ONCE) {
+            const int i = from + lane / GROUP_LANES, token = begin + i, coded = min(max(token, first), stop - 1);
+            const i64 place = row_of(view, job.start + coded) + octet.column;
+            const Quad low = load_quad(view.pointer, place, min(octet.there, 4));
+            const Quad high = load_quad(view.pointer, place + 4, max(octet.there - 4, 0));
             const Codes codes = codes_of<true, false>(low, high, LYNX ? units : units_of(coded), cells);
             u8 *const row = rows[0] + (coded - first) * row_bytes(bits_of_stream(0));
             store_streams<0, false>(row, later, i, coded == token && octet.there > 0, codes.first ^ RESIDUAL_FLIP,
