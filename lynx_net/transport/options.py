@@ -99,7 +99,7 @@ class SocketOptions:
         unix_mode: permission bits of the file of a listening Unix socket; None is 0o600, this user only.
     """
 
-    notsent_lowat_bytes: int = 128 * 1024
+    notsent_lowat_bytes: int = 96 * 1024
     receive_buffer_bytes: int | None = DEFAULT_RECEIVE_BUFFER_BYTES
     send_buffer_bytes: int | None = None
     congestion_control: str | None = None

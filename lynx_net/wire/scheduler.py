@@ -146,12 +146,14 @@ class NothingToSend:
     """Ask again after the scheduler's state has changed."""
 
 
-@dataclass(slots=True)
-class _PageStream:
+class _PageStream(NamedTuple):
     page: int
     data: memoryview
     rank: tuple[int, ...]
-    offset: int = 0
+
+
+_new_tuple = tuple.__new__
+"""Makes a NamedTuple without the call of a Python function that its class makes of it: here it is one for a segment."""
 
 
 class _Run(NamedTuple):
@@ -196,6 +198,8 @@ class SendQueue:
         self.unsent = streams * page_count
         """Page streams whose last segment has not been chosen yet, those not submitted yet included; and all segments
         that were given back."""
+        self._begun = [0] * streams
+        """Bytes of the first page of each stream that were cut already."""
         self._given_back: list[deque[SendBytes]] = [deque() for _ in range(streams)]
         self._submitted = [bytearray(page_count) for _ in range(streams)]
 
@@ -207,22 +211,24 @@ class SendQueue:
         """Queue one stream of one page; refuses what the receiver would."""
         if not 0 <= stream < len(self.pages) or not 0 <= page < len(self._submitted[stream]):
             raise LocalProtocolError(f"transfer {self.transfer} has no page {page} with a stream {stream}")
-        if data.nbytes > MAX_STREAM_BYTES:
-            raise LocalProtocolError(f"a page stream of {data.nbytes} bytes, at most {MAX_STREAM_BYTES} can be sent")
-        if self._submitted[stream][page]:
+        length = data.nbytes
+        if length > MAX_STREAM_BYTES:
+            raise LocalProtocolError(f"a page stream of {length} bytes, at most {MAX_STREAM_BYTES} can be sent")
+        submitted = self._submitted[stream]
+        if submitted[page]:
             raise LocalProtocolError(f"stream {stream} of page {page} of transfer {self.transfer} was submitted before")
-        view = data.cast("B") if data.nbytes else memoryview(b"")
-        self._submitted[stream][page] = 1
-        pages, added = self.pages[stream], _PageStream(page, view, rank)
+        view = data.cast("B") if length else memoryview(b"")
+        submitted[page] = 1
+        pages, added = self.pages[stream], _new_tuple(_PageStream, (page, view, rank))
+        self.queued_bytes[stream] += length
         if not pages or pages[-1].rank <= rank:
             pages.append(added)
+            return
+        begun = 1 if self._begun[stream] else 0
+        if begun < len(pages) and rank < pages[begun].rank:  # as every page is in the order of drafts' needs
+            pages.insert(begun, added)
         else:
-            begun = 1 if pages[0].offset else 0
-            if begun < len(pages) and rank < pages[begun].rank:  # as every page is in the order of drafts' needs
-                pages.insert(begun, added)
-            else:
-                pages.insert(bisect.bisect_right(pages, rank, lo=begun, key=lambda one: one.rank), added)
-        self.queued_bytes[stream] += view.nbytes
+            pages.insert(bisect.bisect_right(pages, rank, lo=begun, key=lambda one: one.rank), added)
 
     def waits_for_peer(self) -> bool:
         """True if nothing can be sent before the receiver says something: it grants no credit, or it has everything."""
@@ -236,41 +242,56 @@ class SendQueue:
 
     def next_length(self, stream: int) -> int:
         """Payload bytes of the next segment of a stream that has any queued (rules 5 and 8)."""
-        if self._given_back[stream]:
-            return len(self._given_back[stream][0].data)
-        first = self.pages[stream][0]
-        return min(self.segment_bytes, first.data.nbytes - first.offset)
+        if given_back := self._given_back[stream]:
+            return len(given_back[0].data)
+        return min(self.segment_bytes, self.pages[stream][0].data.nbytes - self._begun[stream])
 
     def sendable(self, stream: int) -> bool:
         """Rule 4."""
+        if not self.pages[stream] and not self._given_back[stream]:
+            return False
         window = self.windows[stream]
         room_bytes = window.limit - window.sent
-        if self._given_back[stream]:
-            return room_bytes >= len(self._given_back[stream][0].data)
-        if not self.pages[stream]:
-            return False
-        first = self.pages[stream][0]
-        return room_bytes >= self.segment_bytes or room_bytes >= first.data.nbytes - first.offset
+        return room_bytes >= self.segment_bytes or room_bytes >= self.next_length(stream)
 
-    def cut(self, stream: int) -> SendBytes:
-        """The next segment of a stream that is sendable; it counts as sent."""
-        given_back, pages = self._given_back[stream], self.pages[stream]
-        if given_back:
-            chosen = given_back.popleft()
-            self.unsent -= 1
-        else:
-            first = pages[0]
-            data, offset = first.data, first.offset
-            total = data.nbytes
-            end = min(offset + self.segment_bytes, total)
-            payload = data[offset:end] if offset or end < total else data
-            chosen = SendBytes(payload, self.transfer, first.page, stream, offset, total)
-            first.offset = end
-            if end == total:
-                pages.popleft()
+    def cut(self, stream: int, room_bytes: int, most: int) -> list[SendBytes]:
+        """The next segments of a stream, up to the one that fills the room; they count as sent.
+
+        Fewer where queue or credit end: none if the stream is not sendable.
+        """
+        given_back, pages, window = self._given_back[stream], self.pages[stream], self.windows[stream]
+        transfer, segment_bytes, offset = self.transfer, self.segment_bytes, self._begun[stream]
+        credit = window.limit - window.sent
+        chosen: list[SendBytes] = []
+        cut_bytes = 0
+        while cut_bytes < room_bytes and len(chosen) < most:
+            if given_back:
+                one = given_back[0]
+                length = len(one.data)
+                if cut_bytes + length > credit:
+                    break
+                given_back.popleft()
                 self.unsent -= 1
-        self.windows[stream].use(len(chosen.data))
-        self._count(chosen, 1)
+            elif pages:
+                page, data, _ = pages[0]
+                total = len(data)
+                length = min(segment_bytes, total - offset)
+                if cut_bytes + length > credit:
+                    break
+                payload = data if length == total else data[offset : offset + length]
+                one = _new_tuple(SendBytes, (payload, transfer, page, stream, offset, total))
+                offset += length
+                if offset == total:
+                    pages.popleft()
+                    offset = 0
+                    self.unsent -= 1
+            else:
+                break
+            cut_bytes += length
+            chosen.append(one)
+        self._begun[stream] = offset
+        window.sent += cut_bytes
+        self._count(stream, cut_bytes, len(chosen))
         return chosen
 
     def give_back(self, chosen: SendBytes) -> None:
@@ -279,13 +300,12 @@ class SendQueue:
         self.unsent += 1
         self.stats.last_segment_s = None
         self.windows[chosen.stream].unuse(len(chosen.data))
-        self._count(chosen, -1)
+        self._count(chosen.stream, -len(chosen.data), -1)
 
-    def _count(self, chosen: SendBytes, sign: int) -> None:
-        stream, length = chosen.stream, sign * len(chosen.data)
-        self.queued_bytes[stream] -= length
-        self.stats.stream_bytes[stream] += length
-        self.stats.stream_segments[stream] += sign
+    def _count(self, stream: int, sent_bytes: int, segments: int) -> None:
+        self.queued_bytes[stream] -= sent_bytes
+        self.stats.stream_bytes[stream] += sent_bytes
+        self.stats.stream_segments[stream] += segments
 
 
 class Scheduler:
@@ -347,10 +367,12 @@ class Scheduler:
         if queue is None:
             raise LocalProtocolError(f"transfer {transfer} is not open for sending")
         pages = queue.pages[stream] if 0 <= stream < len(queue.pages) else ()
-        first = pages[0] if pages else None
+        if pages and pages[0].rank <= rank:  # it does not go first
+            queue.append(page, stream, data, rank)
+            return
         was_sendable = 0 <= stream < len(queue.pages) and queue.sendable(stream)
         queue.append(page, stream, data, rank)
-        if queue.pages[stream][0] is first or queue.sendable(stream) == was_sendable:
+        if queue.sendable(stream) == was_sendable:
             return
         if was_sendable:  # what goes first now needs more credit
             key = (queue.classes[stream], queue.deadline_s)
@@ -387,7 +409,7 @@ class Scheduler:
             queue = self._turns[key][0]
             if queue.unsent > 1 or queue.next_length(queue.stream_in(key[0])) > room_bytes:
                 break
-            chosen.append(self._take_turn(now))
+            chosen += self._take_turn(now)
             room_bytes -= len(chosen[-1].data)
         return chosen
 
@@ -424,7 +446,7 @@ class Scheduler:
             ready_at = self.pacer.ready_at(now)
             if ready_at > now:
                 return WaitUntil(ready_at)
-        return self._take_turn(now)
+        return self._take_turn(now)[0]
 
     def run(self, lane: int, room_bytes: int, most: int, now: float) -> list[SendBytes]:
         """What `next` would answer then: segments, up to the one that fills the room (rule 8).
@@ -436,13 +458,15 @@ class Scheduler:
         key = self._order[0]
         chosen: list[SendBytes] = []
         queues: set[SendQueue] = set()
-        while room_bytes > 0 and len(chosen) < most and self.has_next(lane, now):
+        run_bytes = 0
+        while run_bytes < room_bytes and len(chosen) < most and self.has_next(lane, now):
             key = self._order[0]
             queues.add(self._turns[key][0])
-            chosen.append(self._take_turn(now))
-            room_bytes -= len(chosen[-1].data)
+            taken = self._take_turn(now, room_bytes - run_bytes, most - len(chosen))
+            run_bytes += sum([len(one.data) for one in taken])
+            chosen += taken
         if chosen:
-            self._runs[lane] = _Run(key, queues, len(chosen) > len(queues), sum([len(one.data) for one in chosen]))
+            self._runs[lane] = _Run(key, queues, len(chosen) > len(queues), run_bytes)
             self.stop_byte(lane)[0] = 0
         return chosen
 
@@ -479,13 +503,16 @@ class Scheduler:
         self._pay(len(frame), now)
         return SendBytes(frame)
 
-    def _take_turn(self, now: float) -> SendBytes:
-        """The next segment of who has the turn, which then goes to the end."""
+    def _take_turn(self, now: float, room_bytes: int = 1, most: int = 1) -> list[SendBytes]:
+        """The next segment of who has the turn, which then goes to the end.
+
+        Where nobody else wants one and nothing is paced, its next ones, too: up to the one that fills the room.
+        """
         key = self._order[0]
         turns = self._turns[key]
         queue = turns.popleft()
         stream = queue.stream_in(key[0])
-        chosen = queue.cut(stream)
+        chosen = queue.cut(stream, room_bytes, 1 if turns or self.pacer is not None else most)
         if queue.stats.first_segment_s is None:
             queue.stats.first_segment_s = now
         if queue.sendable(stream):
@@ -494,7 +521,8 @@ class Scheduler:
             self._forget_empty(key)
             if not queue.unsent:
                 queue.stats.last_segment_s = now
-        self._pay(HEADER_BYTES + len(chosen.data), now)
+        if self.pacer is not None:
+            self._pay(HEADER_BYTES + len(chosen[0].data), now)
         return chosen
 
     def again(self, frame: SendBytes, now: float) -> SendBytes | WaitUntil:
