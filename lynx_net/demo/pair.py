@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import lynx_net
 from lynx_net.demo.child import PREFILL_MODULE, PrefillChild
 from lynx_net.demo.options import DemoError
+from lynx_net.demo.process import import_libraries
 from lynx_net.errors import ConnectionLostError, PeerTimeoutError
 
 if TYPE_CHECKING:
@@ -22,8 +23,8 @@ __all__ = ["Pair", "Wanted"]
 T = TypeVar("T")
 
 CONNECT_DEADLINES = 12.0
-"""Deadlines of silence the child has to start Python and connect, which takes a while from a cold disk or on a busy
-host. A child that ends is noticed at once."""
+"""Deadlines of silence the child has to start Python, import torch and connect, which takes a while from a cold disk or
+on a busy host. A child that ends is noticed at once."""
 
 _LAST_WORDS_S = 3.0
 """A child that ends loses its link a moment before its exit code and its last lines are known."""
@@ -55,6 +56,7 @@ class Pair:
         self._targets = targets
         self._child = child
         self._connect_s = connect_s
+        self._connect_until_s = asyncio.get_running_loop().time() + connect_s
         self._link = asyncio.create_task(server.accept())
         self._requests = 0
 
@@ -93,6 +95,7 @@ class Pair:
             pair = cls(server, targets, child, CONNECT_DEADLINES * options.timeout_s)
             at_once = True
             try:
+                await asyncio.to_thread(import_libraries)  # while the child does the same
                 yield pair
                 at_once = False
             finally:
@@ -136,7 +139,7 @@ class Pair:
     async def _connected(self) -> lynx_net.KVLink:
         """The link, once the child has connected."""
         try:
-            async with asyncio.timeout(self._connect_s):
+            async with asyncio.timeout_at(self._connect_until_s):
                 return await asyncio.shield(self._link)
         except TimeoutError:
             raise DemoError(f"the prefill process did not connect within {self._connect_s:g} s") from None

@@ -1,8 +1,8 @@
 """The prefill process: connects, loads the model, and sends the cache of every prompt it is asked for.
 
-Started by the decode process as `python -m lynx_net.demo.prefill_process --url URL`. It connects first and
-imports torch afterwards, in a thread, so that from its first second on the link's heartbeats tell each
-side whether the other one is alive. It ends with code 0 on SIGTERM, which is how the decode process ends
+Started by the decode process as `python -m lynx_net.demo.prefill_process --url URL`. It imports torch, which holds the
+interpreter too long for a link, then connects, and loads the model in a thread: the link's heartbeats tell each side
+whether the other one is alive. It ends with code 0 on SIGTERM, which is how the decode process ends
 it, and with code 1 and one sentence when the decode process was lost or fell silent.
 """
 
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import lynx_net
 from lynx_net.demo.exchange import STARTED_S, CacheRequest, Progress
 from lynx_net.demo.options import DEFAULT, RAW_TAIL, DemoError
-from lynx_net.demo.process import leave, limit_threads, run_loop
+from lynx_net.demo.process import import_libraries, leave, limit_threads, run_loop
 from lynx_net.errors import (
     ConnectionFailedError,
     ConnectionLostError,
@@ -77,7 +77,7 @@ class _Prefiller:
         self._last: _Prefill | None = None
 
     def load(self) -> LoadedModel:
-        """Import torch, load the model, compile the codecs' kernels or read them from their cache."""
+        """Load the model, compile the codecs' kernels or read them from their cache."""
         if self._loaded is None:
             started_s = time.monotonic()
             import torch
@@ -210,6 +210,7 @@ def main(argv: Sequence[str] | None = None, serve: Serve = _serve, device: Devic
     executor = ThreadPoolExecutor(1, "prefill")
     output = 2
     try:
+        import_libraries()
         run_loop(_run(arguments, executor, serve, device or DeviceSettings()))
     except (ConnectionFailedError, ConnectionLostError, PeerTimeoutError) as error:
         output, sentence = arguments.terminal_fd, f"the decode process is gone: {error}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import sys
 from typing import TYPE_CHECKING, NoReturn
@@ -13,7 +14,7 @@ from lynx_net.demo.options import CODECS, DEFAULT
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-__all__ = ["leave", "limit_threads", "run_loop", "warm_up_codecs"]
+__all__ = ["import_libraries", "leave", "limit_threads", "run_loop", "warm_up_codecs"]
 
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",  # two processes share the host; torch's threads would fight for its cores
@@ -22,10 +23,18 @@ _ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 
+_MODEL_MODULE = "transformers.models.llama.modeling_llama"
+
 
 def limit_threads() -> None:
     """Set the environment that torch and transformers read when they are imported; call it before."""
     os.environ.update(_ENVIRONMENT)
+
+
+def import_libraries() -> None:
+    """Import torch and transformers: before the link is there, since this holds the interpreter for seconds."""
+    for name in ("lynx_net.integrations.transformers", "transformers.modeling_utils", _MODEL_MODULE):
+        importlib.import_module(name)
 
 
 def run_loop(work: Coroutine[None, None, None]) -> None:

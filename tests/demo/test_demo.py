@@ -56,6 +56,28 @@ def test_five_transfers(tmp_path: Path) -> None:
     assert rows == list(transfers)
 
 
+SLOW_IMPORT = """
+import ctypes, sys
+
+class Slow:
+    def find_spec(self, name, path=None, target=None):
+        if name == "transformers" and "--url" in sys.orig_argv:  # in the prefill process
+            sys.meta_path.remove(self)
+            ctypes.PyDLL(None).usleep(6_000_000)  # keeps the interpreter lock
+
+sys.meta_path.insert(0, Slow())
+"""
+
+
+@pytest.mark.model
+def test_libraries_that_hold_the_interpreter_are_no_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SLOW_IMPORT)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    short = ("--prompt-tokens", "128", "--new-tokens", "4", "--codecs", "lynx", "--rate", "1Gbit", "--timeout", "4")
+    done = run("-m", "lynx_net", "demo", *short)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.model
 def test_sampling_with_a_first_token_from_prefill_and_a_short_document(tmp_path: Path) -> None:
     document, file = tmp_path / "document.txt", tmp_path / "result.json"
