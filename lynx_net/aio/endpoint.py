@@ -127,7 +127,9 @@ class Endpoint(Generic[LinkT]):
         transport = transport_for(address, self._tls)
         lane = await transport.connect(address, self._sockets.for_lane(index))
         opened.append(lane)
-        return await exchange_hellos(lane, self.hello(link, index, lanes, received), self.key)
+        answer = await exchange_hellos(lane, self.hello(link, index, lanes, received), self.key)
+        lane.joined(lanes)
+        return answer
 
     def hello(self, link: bytes, lane: int, lanes: int, received: int | None = None) -> Hello:
         """What this side says first on a new lane; never the same twice if there is a key."""
@@ -288,6 +290,7 @@ class Server(Generic[LinkT]):
             async with asyncio.timeout(endpoint.config.deadline_s):
                 hello = await answer_hello(lane, self._answer, endpoint.key)
                 self._check(hello)  # once more: others may have connected in the meantime
+                lane.joined(hello.lanes)
                 if hello.received is not None:
                     await self._resume(hello, hello.received, lane)
                     return

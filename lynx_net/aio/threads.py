@@ -53,8 +53,8 @@ _SMALL_BYTES = 128 * 1024
 """What is sent by the thread that made it, if nothing is being sent."""
 _MAX_BATCH = 256
 """Frames that are sent together."""
-_BATCH_S = 0.004
-_MOST_BATCH_BYTES = 8 * 1024 * 1024
+_BATCH_S = 0.016
+_MOST_BATCH_BYTES = 32 * 1024 * 1024
 """A lane takes together what it sends in so long, up to this: every visit to the core costs all lanes, and finds
 nothing of what it needs in the caches, through which the payloads go. It stops earlier for what is more urgent."""
 

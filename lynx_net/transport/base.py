@@ -86,6 +86,9 @@ class Lane(ABC):
             ConnectionLostError: the connection broke.
         """
 
+    def joined(self, lanes: int) -> None:  # noqa: B027  # most lanes are the same in every company
+        """Its handshake is done, and it belongs to a link of so many lanes: set what depends on that."""
+
     @abstractmethod
     async def send(self, buffers: Sequence[bytes | memoryview]) -> None:
         """Hand all bytes of the buffers to the transport, in order.

@@ -18,6 +18,11 @@ __all__ = ["DEFAULT_RECEIVE_BUFFER_BYTES", "Keepalive", "PerClass", "SocketOptio
 DEFAULT_RECEIVE_BUFFER_BYTES = 1024 * 1024
 """The only size the kernel may cut without an error, since nobody asked for it."""
 
+NOTSENT_LOWAT_BYTES = 96 * 1024
+LONE_NOTSENT_LOWAT_BYTES = 192 * 1024
+"""Linux packs 64 KiB at a time: less than two of these, and of the only lane of a link less than four. Then sender and
+receiver of a loopback link find in their caches what the other has just written (docs/sockets.md)."""
+
 MAX_BUFFER_BYTES = 1 << 30
 MAX_PACING_BYTES_PER_S = (1 << 32) - 2
 """SO_MAX_PACING_RATE is a 32-bit number of bytes, whose largest value means no pacing."""
@@ -77,7 +82,7 @@ class SocketOptions:
 
     Attributes:
         notsent_lowat_bytes: bytes the kernel may hold unsent on a lane (TCP_NOTSENT_LOWAT); they are ahead of
-            everything urgent. TCP only.
+            everything urgent. None is 96 KiB, and 192 KiB on the only lane of a link. TCP only.
         receive_buffer_bytes: bytes the kernel may hold unread on a lane (SO_RCVBUF); they are ahead of everything
             urgent, too. It must cover rate times round trip of a lane; None lets the kernel choose and grow it.
             TCP only.
@@ -99,7 +104,7 @@ class SocketOptions:
         unix_mode: permission bits of the file of a listening Unix socket; None is 0o600, this user only.
     """
 
-    notsent_lowat_bytes: int = 96 * 1024
+    notsent_lowat_bytes: int | None = None
     receive_buffer_bytes: int | None = DEFAULT_RECEIVE_BUFFER_BYTES
     send_buffer_bytes: int | None = None
     congestion_control: str | None = None
@@ -112,7 +117,8 @@ class SocketOptions:
     unix_mode: int | None = None
 
     def __post_init__(self) -> None:
-        _check_int("notsent_lowat_bytes", self.notsent_lowat_bytes, 1, MAX_BUFFER_BYTES)
+        if self.notsent_lowat_bytes is not None:
+            _check_int("notsent_lowat_bytes", self.notsent_lowat_bytes, 1, MAX_BUFFER_BYTES)
         if self.receive_buffer_bytes is not None:
             _check_int("receive_buffer_bytes", self.receive_buffer_bytes, 1, MAX_BUFFER_BYTES)
         if self.send_buffer_bytes is not None:

@@ -55,10 +55,10 @@ def set_tcp_options(sock: socket.socket, options: SocketOptions) -> None:
         marks.try_all()
 
 
-def set_low_water_mark(sock: socket.socket, options: SocketOptions) -> None:
+def set_low_water_mark(sock: socket.socket, unsent_bytes: int) -> None:
     """TCP_NOTSENT_LOWAT, where the kernel has it; without it more bytes are beyond recall, nothing else changes."""
     with contextlib.suppress(OSError):
-        sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, options.notsent_lowat_bytes)
+        sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, unsent_bytes)
 
 
 def set_send_buffer(sock: socket.socket, wanted_bytes: int | None) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from lynx_net.errors import ConnectionFailedError, ConnectionLostError, LynxError
 from lynx_net.transport.base import Address, Lane, Listener, SocketOptions, Transport, failed, lost
+from lynx_net.transport.options import LONE_NOTSENT_LOWAT_BYTES, NOTSENT_LOWAT_BYTES
 from lynx_net.transport.setup import ClassMarks, set_low_water_mark, set_tcp_options
 
 if TYPE_CHECKING:
@@ -127,13 +128,25 @@ class SocketLane(Lane):
             await asyncio.sleep(0)
 
 
-def _tcp_lane(sock: socket.socket, options: SocketOptions) -> SocketLane:
+class _TcpLane(SocketLane):
+    """A TCP connection whose options are set."""
+
+    def __init__(self, sock: socket.socket, peer: str, options: SocketOptions) -> None:
+        super().__init__(sock, peer, ClassMarks.of(sock, options))
+        self._lowat_is_set = options.notsent_lowat_bytes is not None
+        set_low_water_mark(sock, options.notsent_lowat_bytes or NOTSENT_LOWAT_BYTES)
+
+    def joined(self, lanes: int) -> None:
+        if lanes == 1 and not self._lowat_is_set:
+            set_low_water_mark(self._sock, LONE_NOTSENT_LOWAT_BYTES)
+
+
+def _tcp_lane(sock: socket.socket, options: SocketOptions) -> _TcpLane:
     """A lane of a connected socket whose options are set; its first bytes are a greeting, which is control."""
     try:
         peer = _tcp_url(sock.getpeername())
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        set_low_water_mark(sock, options)
-        lane = SocketLane(sock, peer, ClassMarks.of(sock, options))
+        lane = _TcpLane(sock, peer, options)
         lane.mark(None)
     except OSError as error:
         sock.close()

@@ -169,6 +169,9 @@ class TlsLane(Lane):
         if self._error is not None:
             raise self._error
 
+    def joined(self, lanes: int) -> None:
+        self._inner.joined(lanes)
+
     async def send(self, buffers: Sequence[bytes | memoryview]) -> None:
         await self.established()
         # Stays set if this is cancelled or fails: the peer then has part of a record, and no more may follow.

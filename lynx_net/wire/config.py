@@ -53,7 +53,7 @@ class LinkConfig:
     memory_bytes: int = 8 * 1024 * 1024 * 1024
     max_pending_offers: int = 256
     max_pending_requests: int = 1024
-    send_queue_bytes: int = 16 * 1024 * 1024
+    send_queue_bytes: int = 32 * 1024 * 1024
 
     def __post_init__(self) -> None:
         if not self.deadline_s > 0 or not self.progress_timeout_s > 0:

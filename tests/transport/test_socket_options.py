@@ -56,6 +56,20 @@ async def _lanes(url: str, options: SocketOptions) -> AsyncIterator[tuple[Socket
         right.close()
 
 
+@pytest.mark.parametrize(("lanes", "asked", "lies"), [(1, None, 192), (2, None, 96), (1, 80, 80), (2, 80, 80)])
+async def test_more_may_lie_unsent_on_the_only_lane_of_a_link(lanes: int, asked: int | None, lies: int) -> None:
+    options = SocketOptions(notsent_lowat_bytes=None if asked is None else asked * 1024)
+    async with (
+        lynx_net.serve("tcp://127.0.0.1:0", sockets=options) as server,
+        lynx_net.connect(server.url, lanes=lanes, sockets=options) as link,
+    ):
+        for side in (link, await server.accept()):
+            for lane in side.lanes:
+                sock = lane.plain_socket
+                assert sock is not None
+                assert sock.getsockopt(TCP, getattr(socket, "TCP_NOTSENT_LOWAT", 25)) == lies * 1024
+
+
 @both_versions
 async def test_the_kernel_has_every_option_on_both_sides(url: str) -> None:
     options = SocketOptions(
