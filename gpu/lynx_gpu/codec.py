@@ -35,8 +35,17 @@ _BLOCK_THREADS = 256
 _SLAB_TOKENS = 256
 """Of a block of the decoder."""
 
-_TOKENS_AHEAD = 128
-"""Whose codes a block of the decoder has asked for, or has, in shared memory."""
+_STAGE_TOKENS = 64
+"""Of a block of the decoder: whose codes it asks for at once. Up to four such stages are under way, all there are."""
+
+_DECODER_BLOCKS = 3
+"""On a multiprocessor: the fewer of them, the nearer to each other is what the device writes, and the faster."""
+
+_DECODER_TABLES_BYTES = 2304
+"""More than a block of the decoder shares beside codes and fields."""
+
+_RESERVED_SHARED_BYTES = 1024
+"""Of a multiprocessor's memory, for each block."""
 
 _TILE_CHANNELS = 128
 """Of a block of the encoder."""
@@ -113,6 +122,7 @@ class DeviceCodec:
         # Small tables are uploaded here: nobody else's work is waited for.
         with cupy().cuda.Device(device) as chosen:
             self._shared_limit = int(chosen.attributes["MaxSharedMemoryPerBlockOptin"])
+            self._shared_bytes = int(chosen.attributes["MaxSharedMemoryPerMultiprocessor"])
             self._uploads = cupy().cuda.Stream(non_blocking=True)
 
     def plan(self, jobs: Sequence[PageJob]) -> BatchPlan:
@@ -245,8 +255,9 @@ class DeviceCodec:
             slabs = -(-max(job.shape.tokens for job in plan.jobs) // _SLAB_TOKENS)
             grid = (-(-groups // _WARP_LANES), len(plan.jobs), max(slabs, 1))
             arguments = (*common, self._full(), *tail)
-            shared = _TOKENS_AHEAD * _WARP_LANES * sum(self.codec.row_bits[:known])
-            self._launch(stream, "decode.cu", "decode_pages", view, grid, shared, arguments, ("KNOWN", known))
+            stages, shared = decoder_stages(self.codec.row_bits[:known], self.codec.chunk_tokens, self._shared_bytes)
+            more = ("KNOWN", known), ("STAGES", stages)
+            self._launch(stream, "decode.cu", "decode_pages", view, grid, shared, arguments, *more)
 
     def _make_plan(self, jobs: tuple[PageJob, ...]) -> BatchPlan:
         if not 1 <= len(jobs) <= _MAX_PAGES:
@@ -386,6 +397,25 @@ def block_of_warps(item_bytes: int, fields_bytes: int, limit_bytes: int) -> tupl
     shared = {warps: warps * _WARP_LANES * _TILE_CHANNELS * item_bytes + fields_bytes for warps in _WARPS}
     warps = next((warps for warps in _WARPS if shared[warps] + _STATIC_SHARED_BYTES <= limit_bytes), _WARPS[-1])
     return warps, shared[warps]
+
+
+@lru_cache(maxsize=64)
+def decoder_stages(bits: tuple[int, ...], chunk_tokens: int, multiprocessor_bytes: int) -> tuple[int, int]:
+    """Stages that a block of the decoder has under way, and what it shares for them: three blocks have room, no fourth.
+
+    Args:
+        bits: of a value in each of the streams that are known.
+        chunk_tokens: of the codec.
+        multiprocessor_bytes: shared memory of a multiprocessor.
+    """
+    chunks = _SLAB_TOKENS // chunk_tokens + (2 if _SLAB_TOKENS % chunk_tokens else 0)
+    others = 8 * chunks * _WARP_LANES * _LANE_CHANNELS + _DECODER_TABLES_BYTES + _RESERVED_SHARED_BYTES
+    stage = _STAGE_TOKENS * _WARP_LANES * sum(bits)
+    # Planes of one bit are half a sector wide: more of these under way are slower.
+    most = 2 if any(count % 2 for count in bits) else _SLAB_TOKENS // _STAGE_TOKENS
+    stages = max(min((multiprocessor_bytes // _DECODER_BLOCKS - others) // stage, most), 2)
+    too_much = multiprocessor_bytes // (_DECODER_BLOCKS + 1) + 2 * _DECODER_TABLES_BYTES
+    return stages, max(stages * stage, too_much - others)
 
 
 def cell_bits(codec: LynxCodec) -> int:

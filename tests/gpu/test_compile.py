@@ -22,8 +22,8 @@ LYNX, NESTED = get_codec("lynx"), get_codec("nested", bits=[3, 5], chunk=48, exa
 CASES: list[tuple[str, tuple[str, ...], Any, tuple[str, int, int, bool, int], dict[str, Any]]] = [
     ("encode.cu", WHOLE, LYNX, ("bfloat16", 8, 128, True, 1), {"WARPS": 8}),
     ("encode.cu", FRONT, NESTED, ("float32", 3, 37, False, 2), {"WARPS": 4}),
-    ("decode.cu", WHOLE, LYNX, ("float32", 8, 128, True, 0), {"KNOWN": 2}),
-    ("decode.cu", FRONT, NESTED, ("float16", 3, 37, False, 0), {"KNOWN": 1}),
+    ("decode.cu", WHOLE, LYNX, ("float32", 8, 128, True, 0), {"KNOWN": 2, "STAGES": 3}),
+    ("decode.cu", FRONT, NESTED, ("float16", 3, 37, False, 0), {"KNOWN": 1, "STAGES": 4}),
     ("raw.cu", WHOLE, get_codec("bf16"), ("bfloat16", 8, 128, True, 0), {}),
     ("gather.cu", WHOLE, None, None, {}),
     ("exact_encode.cu", WHOLE, NESTED, ("bfloat16", 9, 61, False, 2), {}),

@@ -11,8 +11,7 @@
 #define SLAB (WARPS * RUN)              // tokens of a block
 #define TILE (32 * LANE_CHANNELS)       // channels of a block
 #define SLAB_CHUNKS (SLAB % CHUNK ? SLAB / CHUNK + 2 : SLAB / CHUNK) // that it may have a part of
-#define STAGE 8                         // tokens that a warp asks for at once
-#define STAGES 2                        // such parts that are under way (lynx_gpu/codec.py allots them)
+#define STAGE 8                         // tokens that a warp asks for at once; STAGES such parts are under way
 #define FULL_LEVELS 256
 #define ALL (KNOWN == STREAMS)
 #define FIRST_SHIFT (shift_of_stream(0))
@@ -299,7 +298,7 @@ struct Lane {
     }
 };
 
-#define MIN_BLOCKS (KNOWN == 1 ? 4 : 3) // more than that hinder each other
+#define MIN_BLOCKS (KNOWN == 1 ? 4 : 3) // lynx_gpu/codec.py allots memory for three
 
 #define QUADS (TILE / 4)                // of channels
 #define FIELD_ROWS (THREADS / QUADS)    // chunks that are read at once
