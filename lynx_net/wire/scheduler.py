@@ -261,7 +261,7 @@ class SendQueue:
         """
         given_back, pages, window = self._given_back[stream], self.pages[stream], self.windows[stream]
         transfer, segment_bytes, offset = self.transfer, self.segment_bytes, self._begun[stream]
-        credit = window.limit - window.sent
+        credit = window.available
         chosen: list[SendBytes] = []
         cut_bytes = 0
         while cut_bytes < room_bytes and len(chosen) < most:
@@ -290,7 +290,7 @@ class SendQueue:
             cut_bytes += length
             chosen.append(one)
         self._begun[stream] = offset
-        window.sent += cut_bytes
+        window.use(cut_bytes)
         self._count(stream, cut_bytes, len(chosen))
         return chosen
 

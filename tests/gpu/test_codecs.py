@@ -12,7 +12,7 @@ from lynx_codec import CodecError, NonFiniteError, PageShape, get_codec
 from lynx_codec.codecs import LynxCodec
 from lynx_codec.tables import UNIT
 from lynx_gpu import DeviceCodec, PageJob, device_view, paged_view
-from lynx_gpu.codec import block_of_warps, cell_bits, search_table
+from lynx_gpu.codec import block_of_warps, cell_bits, decoder_stages, search_table
 
 CODECS: list[tuple[str, dict[str, Any]]] = [
     ("bf16", {}),
@@ -182,6 +182,39 @@ def test_a_device_that_shares_less_memory_makes_the_same_bytes(monkeypatch: pyte
     view = device_view(cupy.asarray(page), dtype="float16")
     found = _encode_on_device(cupy, DeviceCodec(codec, 0), view, [PageJob(0, shape)], fine)[0]
     assert found == _encode_on_cpu(codec, page, shape, fine)
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_codes_under_way_change_no_value(monkeypatch: pytest.MonkeyPatch, cupy: Any, stages: int) -> None:
+    def as_many(bits: tuple[int, ...], *_: int) -> tuple[int, int]:
+        return stages, stages * 64 * 32 * sum(bits)
+
+    monkeypatch.setattr("lynx_gpu.codec.decoder_stages", as_many)
+    codec, shape, rng = (
+        get_codec("nested", bits=[3, 5], chunk=32),
+        PageShape(288, 2, 128, 4, 0, 40),
+        np.random.default_rng(9),
+    )
+    streams = _encode_on_cpu(codec, _values(rng, shape, "spikes"), shape, _fine(rng, shape))
+    for known in (1, 2):
+        out = np.zeros(shape.array_shape, np.float32)
+        codec.decode([memoryview(stream) for stream in streams[:known]], shape, out)
+        target = cupy.asarray(np.zeros_like(out))
+        _decode_on_device(cupy, DeviceCodec(codec, 0), device_view(target), [PageJob(0, shape)], [streams[:known]])
+        assert np.array_equal(target.get(), out)
+
+
+@pytest.mark.parametrize("bits", [(1,), (3,), (4,), (8,), (4, 4), (3, 5), (2, 2, 4)])
+@pytest.mark.parametrize("chunk_tokens", [16, 32, 37, 64, 256])
+@pytest.mark.parametrize("memory_bytes", [228 << 10, 164 << 10, 100 << 10])
+def test_three_blocks_of_the_decoder_have_room(bits: tuple[int, ...], chunk_tokens: int, memory_bytes: int) -> None:
+    stages, shared = decoder_stages(bits, chunk_tokens, memory_bytes)
+    fields = 2048 * (256 // chunk_tokens + 2 * bool(256 % chunk_tokens))
+    assert 2 <= stages <= 4
+    assert shared >= stages * 64 * 32 * sum(bits)
+    assert 4 * (shared + fields + 1024) > memory_bytes
+    if stages > 2:
+        assert 3 * (shared + fields + 1024 + 2300) <= memory_bytes
 
 
 def test_a_batch_of_more_than_4_gib_is_refused(cupy: Any) -> None:
