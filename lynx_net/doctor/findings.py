@@ -280,7 +280,7 @@ def _checksum(facts: Facts) -> Finding | None:
         "checksums take a large part of a core",
         f"{speed(slower.checksum_bps)} on one core, {share:.0%} of it needed a lane for the rate",
         "every segment is checked at both ends, by the thread that moves it",
-        "more lanes, on more cores",
+        "xxhash 4.1 or later, which hashes with the widest vectors there are; more lanes, on more cores",
     )
 
 
