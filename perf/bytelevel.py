@@ -15,6 +15,7 @@ from lynx_net.aio.transfer import IncomingTransfer, Offer
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
 
+    from lynx_net import SocketOptions
     from lynx_net.aio.transfer import OutgoingTransfer
 
 __all__ = ["PACKAGES", "Swallow", "endpoint", "open_bytes", "run"]
@@ -46,12 +47,19 @@ class Swallow(IncomingTransfer):
 
 
 def endpoint(
-    rate: str | float | None = None, *, incoming: type[IncomingTransfer] = Swallow, **config: Any
+    rate: str | float | None = None,
+    *,
+    incoming: type[IncomingTransfer] = Swallow,
+    sockets: SocketOptions | None = None,
+    **config: Any,
 ) -> Endpoint[Link]:
     """An endpoint without codecs; `incoming` takes what arrives, `config` are fields of LinkConfig."""
     settings: dict[str, Any] = {"memory_bytes": ROOMY} | config
     return Endpoint(
-        lambda parts: Link(parts, incoming, accept_in_threads=True), config=LinkConfig(**settings), rate=rate
+        lambda parts: Link(parts, incoming, accept_in_threads=True),
+        config=LinkConfig(**settings),
+        rate=rate,
+        sockets=sockets,
     )
 
 

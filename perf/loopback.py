@@ -16,16 +16,21 @@ import socket
 import statistics
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import lynx_net
-from lynx_net import LinkConfig
+from lynx_net import LinkConfig, SocketOptions
 from lynx_net.demo.results import machine_facts
 from perf.bytelevel import PACKAGES, endpoint, open_bytes, run
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from multiprocessing.connection import Connection
+
+    from lynx_net.aio.endpoint import Endpoint
+    from lynx_net.aio.link import Link
 
 GIB = 1 << 30
 SOURCE_BYTES = 64 << 20
@@ -85,13 +90,17 @@ def raw_send(port: int, total: int, lanes: int, size: int) -> tuple[float, float
 # ---- lynx_net, without a codec
 
 
-def lynx_receive(pipe: Connection, total: int, lanes: int, size: int) -> None:
+def lynx_endpoint(size: int, unsent_bytes: int | None) -> Endpoint[Link]:
+    """One side of a link with segments of `size` bytes, and so many unsent in the kernel."""
+    sockets = SocketOptions(notsent_lowat_bytes=unsent_bytes)
+    return endpoint(segment_bytes=size, residual_window_bytes=max(4 * size, 4 << 20), sockets=sockets)
+
+
+def lynx_receive(pipe: Connection, total: int, lanes: int, size: int, unsent_bytes: int | None = None) -> None:
     """Serve one transfer."""
 
     async def serve() -> None:
-        server = await endpoint(segment_bytes=size, residual_window_bytes=max(4 * size, 4 << 20)).serve(
-            "tcp://127.0.0.1:0"
-        )
+        server = await lynx_endpoint(size, unsent_bytes).serve("tcp://127.0.0.1:0")
         pipe.send(int(server.url.rpartition(":")[2]))
         transfer = await anext(aiter(server))
         began = cpu_seconds()
@@ -103,11 +112,11 @@ def lynx_receive(pipe: Connection, total: int, lanes: int, size: int) -> None:
     run(serve())
 
 
-def lynx_send(port: int, total: int, lanes: int, size: int) -> tuple[float, float]:
+def lynx_send(port: int, total: int, lanes: int, size: int, unsent_bytes: int | None = None) -> tuple[float, float]:
     """Send pages of one segment each; start time and CPU seconds."""
 
     async def send() -> tuple[float, float]:
-        side = endpoint(segment_bytes=size, residual_window_bytes=max(4 * size, 4 << 20))
+        side = lynx_endpoint(size, unsent_bytes)
         source = memoryview(bytes(range(256)) * (SOURCE_BYTES // 256))
         link = await side.connect(f"tcp://127.0.0.1:{port}", lanes=lanes)
         began_s, began = time.monotonic(), cpu_seconds()
@@ -124,12 +133,14 @@ def lynx_send(port: int, total: int, lanes: int, size: int) -> tuple[float, floa
     return run(send())
 
 
-SIDES = {"raw": (raw_receive, raw_send), "lynx": (lynx_receive, lynx_send)}
-
-
-def measure(kind: str, total: int, lanes: int, size: int) -> tuple[float, float]:
+def measure(
+    receive: Callable[[Connection, int, int, int], None],
+    send: Callable[[int, int, int, int], tuple[float, float]],
+    total: int,
+    lanes: int,
+    size: int,
+) -> tuple[float, float]:
     """Gbit/s and CPU seconds per GB of one run."""
-    receive, send = SIDES[kind]
     here, there = multiprocessing.Pipe()
     context = multiprocessing.get_context("spawn")
     process = context.Process(target=receive, args=(there, total, lanes, size), daemon=True)
@@ -147,15 +158,21 @@ def main() -> None:
     parser.add_argument("--gib", type=float, default=4.0, help="GiB a run (default 4)")
     parser.add_argument("--lanes", type=int, default=min(8, os.cpu_count() or 1), help="connections")
     parser.add_argument("--segment-bytes", type=int, default=LinkConfig().segment_bytes, help="buffer and segment size")
+    parser.add_argument("--unsent-bytes", type=int, help="SocketOptions.notsent_lowat_bytes (default: the library's)")
     parser.add_argument("--rounds", type=int, default=5, help="runs of each kind, in turn")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
     options = parser.parse_args()
     size = options.segment_bytes
     total = int(options.gib * GIB) // (size * options.lanes) * size * options.lanes
-    runs: dict[str, list[tuple[float, float]]] = {kind: [] for kind in SIDES}
+    unsent = options.unsent_bytes
+    sides = {
+        "raw": (raw_receive, raw_send),
+        "lynx": (partial(lynx_receive, unsent_bytes=unsent), partial(lynx_send, unsent_bytes=unsent)),
+    }
+    runs: dict[str, list[tuple[float, float]]] = {kind: [] for kind in sides}
     for round_ in range(options.rounds):
-        for kind in SIDES:
-            runs[kind].append(measure(kind, total, options.lanes, size))
+        for kind, (receive, send) in sides.items():
+            runs[kind].append(measure(receive, send, total, options.lanes, size))
             gbps, cpu = runs[kind][-1]
             print(f"round {round_ + 1} {kind:5} {gbps:7.2f} Gbit/s  {cpu:.3f} CPU s/GB", flush=True)
     speed = {kind: statistics.median(gbps for gbps, _ in results) for kind, results in runs.items()}
@@ -166,6 +183,7 @@ def main() -> None:
         "version": lynx_net.__version__,
         "lanes": options.lanes,
         "segment_bytes": size,
+        "unsent_bytes": options.unsent_bytes,
         "bytes": total,
         "raw_gbps": speed["raw"],
         "lynx_gbps": speed["lynx"],

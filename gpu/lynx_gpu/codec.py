@@ -122,7 +122,7 @@ class DeviceCodec:
         # Small tables are uploaded here: nobody else's work is waited for.
         with cupy().cuda.Device(device) as chosen:
             self._shared_limit = int(chosen.attributes["MaxSharedMemoryPerBlockOptin"])
-            self._shared_bytes = int(chosen.attributes["MaxSharedMemoryPerMultiprocessor"])
+            self._multiprocessor_bytes = int(chosen.attributes["MaxSharedMemoryPerMultiprocessor"])
             self._uploads = cupy().cuda.Stream(non_blocking=True)
 
     def plan(self, jobs: Sequence[PageJob]) -> BatchPlan:
@@ -255,7 +255,9 @@ class DeviceCodec:
             slabs = -(-max(job.shape.tokens for job in plan.jobs) // _SLAB_TOKENS)
             grid = (-(-groups // _WARP_LANES), len(plan.jobs), max(slabs, 1))
             arguments = (*common, self._full(), *tail)
-            stages, shared = decoder_stages(self.codec.row_bits[:known], self.codec.chunk_tokens, self._shared_bytes)
+            stages, shared = decoder_stages(
+                self.codec.row_bits[:known], self.codec.chunk_tokens, self._multiprocessor_bytes
+            )
             more = ("KNOWN", known), ("STAGES", stages)
             self._launch(stream, "decode.cu", "decode_pages", view, grid, shared, arguments, *more)
 

@@ -23,8 +23,6 @@ _ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 
-_MODEL_MODULE = "transformers.models.llama.modeling_llama"
-
 
 def limit_threads() -> None:
     """Set the environment that torch and transformers read when they are imported; call it before."""
@@ -33,7 +31,7 @@ def limit_threads() -> None:
 
 def import_libraries() -> None:
     """Import torch and transformers: before the link is there, since this holds the interpreter for seconds."""
-    for name in ("lynx_net.integrations.transformers", "transformers.modeling_utils", _MODEL_MODULE):
+    for name in ("lynx_net.integrations.transformers", "transformers.models.llama.modeling_llama"):
         importlib.import_module(name)
 
 
