@@ -10,54 +10,78 @@ from lynx_net.wire.pool import BufferPool
 if TYPE_CHECKING:
     from lynx_gpu.ring import PinnedRing
 
-__all__ = ["ReceivePool", "pinned_address"]
+__all__ = ["ReceivePool", "piece_bytes", "pinned_address"]
+
+
+SIZES_PER_DOUBLING = 8
+"""Pieces come in so many sizes between one and twice as much; up to an eighth of one may lie idle."""
+
+BLOCK_BYTES = 32 * 1024 * 1024
+BLOCK_PIECES = 32
+"""What is taken from the ring at once, at most: pages come in thousands, and a piece of the ring for each costs more than
+to receive it, whenever one codec follows another."""
 
 
 def pinned_address(buffer: memoryview) -> int | None:
-    """Where a buffer lies that `ReceivePool` has taken from its ring, or None if it is another one."""
-    piece = buffer.obj
-    if isinstance(piece, ctypes.Array) and ctypes.sizeof(piece) == buffer.nbytes:
-        return ctypes.addressof(piece)
+    """Where a buffer begins that is a piece of a ring, or a part of one; None if it is another one, or empty."""
+    if isinstance(buffer.obj, ctypes.Array) and buffer.nbytes:
+        return ctypes.addressof(ctypes.c_ubyte.from_buffer(buffer))
     return None
 
 
-class ReceivePool(BufferPool):
-    """A `BufferPool` of pieces of a ring. Buffers of other sizes that nobody uses make room in it.
+def piece_bytes(size: int) -> int:
+    """How large a piece is of which a buffer of `size` bytes is the beginning."""
+    step = max(1 << (size.bit_length() - 1), SIZES_PER_DOUBLING) // SIZES_PER_DOUBLING
+    return -(-size // step) * step
 
-    Transfers of another codec or layout have pages of other sizes: what was kept for those before would else fill the
-    ring for ever. What finds no room all the same is ordinary memory, which is kept apart.
+
+class ReceivePool(BufferPool):
+    """A `BufferPool` of pinned memory. Buffers of about the same size share their pieces of it; pieces of other sizes
+    that nobody uses make room.
+
+    Transfers of other codecs, layouts or lengths have pages of other sizes: what was kept for those before would else
+    fill the ring for ever. What finds no room all the same is ordinary memory, which is kept apart.
 
     Args:
-        ring: pinned memory, which may still grow.
+        ring: pinned memory, which may still grow. It has a block again when no piece of it is in use or kept.
     """
 
     def __init__(self, ring: PinnedRing) -> None:
         super().__init__()
         self._ring = ring
         self._pinned: dict[int, list[memoryview]] = {}
+        """Pieces that nobody uses by their size, that of which a block was cut last behind the others."""
 
     def take(self, size: int) -> memoryview:
-        kept = self._pinned.get(size)
-        if kept:
-            return kept.pop()
         if not size:
             return super().take(size)
-        piece = self._ring.take(size)
-        if piece is None:
-            piece = self._make_room(size)
-        return super().take(size) if piece is None else piece
+        room = piece_bytes(size)
+        pieces = self._pinned.get(room) or self._cut(room)
+        return pieces.pop()[:size] if pieces else super().take(size)
 
     def give(self, buffer: memoryview) -> None:
-        if isinstance(buffer.obj, ctypes.Array):
-            self._pinned.setdefault(buffer.nbytes, []).append(buffer)
-        else:
+        address = pinned_address(buffer)
+        if address is None:
             super().give(buffer)
+            return
+        block = memoryview(buffer.obj).cast("B")
+        room, at = piece_bytes(buffer.nbytes), address - ctypes.addressof(buffer.obj)
+        self._pinned.setdefault(room, []).append(block[at : at + room])
 
-    def _make_room(self, size: int) -> memoryview | None:
-        """Give kept buffers of other sizes back to the ring, until a piece of this size fits into it."""
-        for other in list(self._pinned):
-            if self._pinned.pop(other):  # the ring has them when the list is gone
-                piece = self._ring.take(size)
-                if piece is not None:
-                    return piece
+    def _cut(self, room: int) -> list[memoryview]:
+        """Pieces of this size, of a block as large as the ring has room for; none if there is none for one."""
+        pieces = self._pinned[room] = self._pinned.pop(room, [])
+        most = max(min(BLOCK_BYTES // room, BLOCK_PIECES), 1)
+        block = self._ring.take(most * room) or self._make_room(most * room, room) or self._ring.take(room)
+        if block is not None:
+            pieces += [block[at : at + room] for at in range(0, block.nbytes, room)]
+        return pieces
+
+    def _make_room(self, size: int, room: int) -> memoryview | None:
+        """Give kept pieces of other sizes than `room` back to the ring, until `size` bytes fit into it."""
+        for other in [other for other in self._pinned if other != room]:
+            if self._pinned.pop(other):  # the ring has their blocks when the list is gone
+                block = self._ring.take(size)
+                if block is not None:
+                    return block
         return None

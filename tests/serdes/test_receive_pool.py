@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lynx_gpu.ring import PinnedRing, ordinary_memory
-from lynx_net.serdes.receive_pool import ReceivePool, pinned_address
+from lynx_net.serdes.receive_pool import ReceivePool, piece_bytes, pinned_address
 
 PIECE = 1000
 
@@ -45,10 +45,34 @@ def test_what_finds_no_room_is_ordinary_memory_and_kept_apart() -> None:
     assert pool.kept_bytes == 0
 
 
-def test_empty_buffers_and_slices_have_no_pinned_address() -> None:
+def test_empty_buffers_have_no_pinned_address_and_parts_have_their_own() -> None:
     pool = make_pool(1 << 14)
     assert pool.take(0).nbytes == 0
-    assert pinned_address(pool.take(PIECE)[1:]) is None
+    assert pinned_address(memoryview(bytearray(PIECE))) is None
+    buffer = pool.take(PIECE)
+    at = pinned_address(buffer)
+    assert at is not None
+    assert (pinned_address(buffer[10:20]), pinned_address(buffer[PIECE:])) == (at + 10, None)
+
+
+def test_about_the_same_size_is_the_same_memory() -> None:
+    """Pages of `int4` and of a first stream of `lynx`, say: one codec after the other, in memory for one of them."""
+    pool = make_pool(1 << 14)
+    sizes = (1040, 1150, 1100)
+    addresses = set()
+    for size in sizes:
+        buffer = pool.take(size)
+        assert buffer.nbytes == size
+        addresses.add(pinned_address(buffer))
+        pool.give(buffer)
+    assert len(addresses) == 1
+
+
+@given(st.integers(1, 1 << 40))
+def test_an_eighth_of_a_piece_is_idle_at_most(size: int) -> None:
+    room = piece_bytes(size)
+    assert size <= room == piece_bytes(room)
+    assert 8 * (room - size) <= room
 
 
 @settings(deadline=None, max_examples=50)
