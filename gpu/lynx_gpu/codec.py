@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from lynx_codec.tables import CELL_BITS, UNIT, UNIT_BITS
 from lynx_gpu.driver import driver, launch
 from lynx_gpu.exact import MAX_EXACT_VALUES, check_exact, decode_exact, decode_scratch, encode_exact, encode_scratch
 from lynx_gpu.modules import cupy, kernel
-from lynx_gpu.plan import BatchPlan, PageJob
+from lynx_gpu.plan import LANE_CHANNELS, SLAB_CHANNELS, SLAB_TOKENS, STATUS, BatchPlan, PageJob, padded
 from lynx_gpu.views import ITEM_BYTES
 
 if TYPE_CHECKING:
@@ -32,9 +33,6 @@ __all__ = ["DeviceCodec", "has_kernels"]
 _KINDS = {"float32": 0, "bfloat16": 1, "float16": 2}
 _STRIDED, _PACKED, _PAGED = 0, 1, 2
 _BLOCK_THREADS = 256
-_SLAB_TOKENS = 256
-"""Of a block of the decoder."""
-
 _STAGE_TOKENS = 64
 """Of a block of the decoder: whose codes it asks for at once. Up to four such stages are under way, all there are."""
 
@@ -53,7 +51,6 @@ _TILE_CHANNELS = 128
 _WIDE_BLOCKS = 256
 """That look for pages that need 16-bit fields."""
 
-_LANE_CHANNELS = 8
 _WARP_LANES = 32
 _WARPS = 8, 4, 2
 """Of a block of the encoder."""
@@ -160,7 +157,7 @@ class DeviceCodec:
                 return
             positions = np.uint64(0 if fine is None else fine.data.ptr)
             arguments = (*common, positions, tail[0], self._cells(), *tail[1:], np.int32(view.in_units))
-            tiles = -(-view.heads * _padded(view.head_size) // _TILE_CHANNELS)
+            tiles = -(-view.heads * padded(view.head_size) // _TILE_CHANNELS)
             fields = max(_fields_bytes(self.codec, job.shape) for job in plan.jobs)
             warps, shared = block_of_warps(ITEM_BYTES[view.dtype], fields, self._shared_limit)
             more, threads, pages = ("WARPS", warps), warps * _WARP_LANES, len(plan.jobs)
@@ -174,15 +171,18 @@ class DeviceCodec:
 
     def decode(
         self, plan: BatchPlan, hosts: Sequence[Sequence[memoryview]], data: int, view: DeviceView, stream: Any
-    ) -> None:
+    ) -> int:
         """Enqueue the decoding of the plan's pages into the view, in place: `check`, then `decode_checked`.
+
+        Returns:
+            Bytes of status, as `decode_checked` does.
 
         Raises:
             CodecError: the bytes are no pages of this codec and these shapes; nothing was enqueued.
         """
         known = self.check(plan, hosts)
         exact_bytes = [len(streams[-1]) for streams in hosts]
-        self.decode_checked(plan, known, data, view, stream, exact_bytes=exact_bytes)
+        return self.decode_checked(plan, known, data, view, stream, exact_bytes=exact_bytes)
 
     def check(self, plan: BatchPlan, hosts: Sequence[Sequence[memoryview]]) -> int:
         """What the host can check of received pages: lengths, headers, positions of fine tokens.
@@ -228,38 +228,42 @@ class DeviceCodec:
         stream: Any,
         *,
         exact_bytes: Sequence[int] = (),
-    ) -> None:
+    ) -> int:
         """Enqueue the decoding of bytes that `check` has seen.
 
         Args:
             known: streams of each page.
             data: address, a multiple of 256, of device memory where these bytes lie at `plan.spans`. Status is written
-                to its beginning: copy it to the host behind this and give it to `plan.check`.
+                to its beginning.
             view: written when the kernels run.
             stream: a CuPy stream of this device.
             exact_bytes: length of the last stream of each page, if that is the exact one.
+
+        Returns:
+            Bytes of status: copy so many of `data` to the host behind this, and give them to `plan.check`.
         """
         self._check(view, plan)
         common = self._common(view, plan)
+        exact = known - 1 in self.codec.variable_streams
+        tail = (np.uint64(data), np.uint64(data))
         with self._current():
-            self._zero(data, plan.status_bytes, stream)
-            tail = (np.uint64(data), np.uint64(data))
+            if self._raw or exact:
+                status_bytes = len(plan.jobs) * STATUS.itemsize
+                self._zero(data, status_bytes, stream)
             if self._raw:
                 self._launch(stream, "raw.cu", "decode_raw", view, self._raw_grid(view, plan), 0, (*common, *tail))
-                return
-            if known - 1 in self.codec.variable_streams:
+                return status_bytes
+            if exact:
                 scratch = self._scratch(len(plan.jobs) * decode_scratch(plan), stream)
                 decode_exact(self._exact_launch(view, stream), plan, exact_bytes, common, data, scratch.data.ptr)
-                return
-            groups = view.heads * _padded(view.head_size) // _LANE_CHANNELS
-            slabs = -(-max(job.shape.tokens for job in plan.jobs) // _SLAB_TOKENS)
-            grid = (-(-groups // _WARP_LANES), len(plan.jobs), max(slabs, 1))
+                return status_bytes
             arguments = (*common, self._full(), *tail)
             stages, shared = decoder_stages(
                 self.codec.row_bits[:known], self.codec.chunk_tokens, self._multiprocessor_bytes
             )
             more = ("KNOWN", known), ("STAGES", stages)
-            self._launch(stream, "decode.cu", "decode_pages", view, grid, shared, arguments, *more)
+            self._launch(stream, "decode.cu", "decode_pages", view, plan.decoder_grid, shared, arguments, *more)
+            return 4 * prod(plan.decoder_grid)
 
     def _make_plan(self, jobs: tuple[PageJob, ...]) -> BatchPlan:
         if not 1 <= len(jobs) <= _MAX_PAGES:
@@ -347,7 +351,7 @@ class DeviceCodec:
 
     def _raw_grid(self, view: DeviceView, plan: BatchPlan) -> tuple[int, int]:
         tokens = max(job.shape.tokens for job in plan.jobs)
-        groups = tokens * view.heads * _padded(view.head_size) // _LANE_CHANNELS
+        groups = tokens * view.heads * padded(view.head_size) // LANE_CHANNELS
         return max(-(-groups // _BLOCK_THREADS), 1), len(plan.jobs)
 
     def _header(self) -> np.uint64:
@@ -381,10 +385,6 @@ class DeviceCodec:
         return copy
 
 
-def _padded(head_size: int) -> int:
-    return -(-head_size // _LANE_CHANNELS) * _LANE_CHANNELS
-
-
 def _fields_bytes(codec: PageCodec, shape: PageShape) -> int:
     """What a block of the encoder shares for extremes and fields; of `lynx`, a warp knows those of chunks."""
     if not codec.row_bits:
@@ -410,11 +410,11 @@ def decoder_stages(bits: tuple[int, ...], chunk_tokens: int, multiprocessor_byte
         chunk_tokens: of the codec.
         multiprocessor_bytes: shared memory of a multiprocessor.
     """
-    chunks = _SLAB_TOKENS // chunk_tokens + (2 if _SLAB_TOKENS % chunk_tokens else 0)
-    others = 8 * chunks * _WARP_LANES * _LANE_CHANNELS + _DECODER_TABLES_BYTES + _RESERVED_SHARED_BYTES
+    chunks = SLAB_TOKENS // chunk_tokens + (2 if SLAB_TOKENS % chunk_tokens else 0)
+    others = 8 * chunks * SLAB_CHANNELS + _DECODER_TABLES_BYTES + _RESERVED_SHARED_BYTES
     stage = _STAGE_TOKENS * _WARP_LANES * sum(bits)
     # Planes of one bit are half a sector wide: more of these under way are slower.
-    most = 2 if any(count % 2 for count in bits) else _SLAB_TOKENS // _STAGE_TOKENS
+    most = 2 if any(count % 2 for count in bits) else SLAB_TOKENS // _STAGE_TOKENS
     stages = max(min((multiprocessor_bytes // _DECODER_BLOCKS - others) // stage, most), 2)
     too_much = multiprocessor_bytes // (_DECODER_BLOCKS + 1) + 2 * _DECODER_TABLES_BYTES
     return stages, max(stages * stage, too_much - others)

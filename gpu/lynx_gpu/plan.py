@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +15,21 @@ if TYPE_CHECKING:
 
     from lynx_codec.codecs import PageCodec
 
-__all__ = ["BAD_EXACT", "BAD_FIELD", "BAD_RAW", "JOB", "MAX_STREAMS", "STATUS", "WIDE_PAGE", "BatchPlan", "PageJob"]
+__all__ = [
+    "BAD_EXACT",
+    "BAD_FIELD",
+    "BAD_RAW",
+    "JOB",
+    "LANE_CHANNELS",
+    "MAX_STREAMS",
+    "SLAB_CHANNELS",
+    "SLAB_TOKENS",
+    "STATUS",
+    "WIDE_PAGE",
+    "BatchPlan",
+    "PageJob",
+    "padded",
+]
 
 MAX_STREAMS = 16
 """Of a page."""
@@ -23,7 +38,9 @@ JOB = np.dtype([("numbers", "<i4", 8), ("at", "<i8", MAX_STREAMS)])
 """`Job` in kernels/common.cuh."""
 
 STATUS = np.dtype([("flags", "<u4"), ("exact_bytes", "<u4"), ("bad", "<u8")])
-"""`Status` in kernels/common.cuh."""
+"""`Status` in kernels/common.cuh; decoders leave but the flags at 0."""
+
+_FLAGS = np.dtype("<u4")
 
 WIDE_PAGE, BAD_FIELD, BAD_RAW, BAD_EXACT = 1, 2, 4, 8
 """Flags of a page."""
@@ -37,6 +54,10 @@ _EXACT_ERRORS = {
     0x200: "the exact stream holds a value that is not finite",
 }
 """What comes with BAD_EXACT, as in kernels/exact.cuh."""
+
+LANE_CHANNELS = 8
+SLAB_CHANNELS = SLAB_TOKENS = 256
+"""Of a block of the decoder."""
 
 _PIECE_BYTES = 256
 _SECTION_BYTES = 128
@@ -62,7 +83,8 @@ class BatchPlan:
     Attributes:
         jobs: the pages.
         spans: [page][stream] to offset and most bytes. First all first streams, then all second ones, and so on.
-        status_bytes: what the kernels say of the pages lies in so many bytes at the beginning.
+        status_bytes: what the kernels say of the pages lies in so many bytes at the beginning, at most.
+        decoder_grid: blocks that decode codes: of channels, pages, and tokens.
         total_bytes: of the piece.
         table: the jobs as kernels read them.
         plain: the pages of the most frequent shape, if that has no fine tokens; what is true of the header and the
@@ -75,6 +97,7 @@ class BatchPlan:
     spans: tuple[tuple[tuple[int, int], ...], ...]
     status_bytes: int
     total_bytes: int
+    decoder_grid: tuple[int, int, int]
     table: np.ndarray[Any, Any]
     plain: tuple[int, ...]
     others: tuple[int, ...]
@@ -84,7 +107,9 @@ class BatchPlan:
     @staticmethod
     def of(codec: PageCodec, jobs: Sequence[PageJob]) -> BatchPlan:
         """The plan for these pages, with room for pages that escape to 16-bit metadata."""
-        status_bytes = _round_up(len(jobs) * STATUS.itemsize, _PIECE_BYTES)
+        grid = _decoder_grid(jobs)
+        # A flag word of each block of the decoder, or the status of each page.
+        status_bytes = _round_up(max(len(jobs) * STATUS.itemsize, prod(grid) * _FLAGS.itemsize), _PIECE_BYTES)
         cursor = status_bytes
         spans: list[list[tuple[int, int]]] = [[] for _ in jobs]
         shapes: dict[PageShape, int] = {}
@@ -110,7 +135,8 @@ class BatchPlan:
         plain = tuple(n for n, job in enumerate(jobs) if job.shape == most and not job.shape.fine)
         others = tuple(n for n in range(len(jobs)) if n not in plain)
         whole = tuple(tuple(of_page) for of_page in spans)
-        return BatchPlan(codec, tuple(jobs), whole, status_bytes, _round_up(cursor, _PIECE_BYTES), table, plain, others)
+        total_bytes = _round_up(cursor, _PIECE_BYTES)
+        return BatchPlan(codec, tuple(jobs), whole, status_bytes, total_bytes, grid, table, plain, others)
 
     def lengths(self, memory: memoryview) -> list[tuple[int, ...]]:
         """Bytes of each stream of each page, from a host copy of the piece (or of its status) after encoding.
@@ -118,7 +144,7 @@ class BatchPlan:
         Raises:
             NonFiniteError: the first value of a page that cannot be encoded.
         """
-        of_all = self._status(memory)
+        of_all = np.frombuffer(memory, dtype=STATUS, count=len(self.jobs))
         if not (self.codec.variable_streams or of_all["bad"].any() or of_all["flags"].any()):
             if not self._narrow:
                 self._narrow.extend(self.codec.stream_bytes(job.shape) for job in self.jobs)
@@ -136,18 +162,26 @@ class BatchPlan:
         return lengths
 
     def check(self, memory: memoryview) -> None:
-        """Raise CodecError if a page that was decoded is none; `memory` begins with a host copy of the status."""
-        of_all = self._status(memory)["flags"]
-        for flags in of_all if of_all.any() else ():
-            if flags & BAD_FIELD:
-                raise CodecError("a page minimum or scale is out of range")
-            if flags & BAD_RAW:
-                raise CodecError("raw tokens hold a value that is not finite")
-            if flags & BAD_EXACT:
-                raise CodecError(next(text for flag, text in _EXACT_ERRORS.items() if flags & flag))
+        """Raise CodecError if a page that was decoded is none; `memory` is a host copy of the status."""
+        flags = int(np.bitwise_or.reduce(np.frombuffer(memory, _FLAGS)))
+        if flags & BAD_FIELD:
+            raise CodecError("a page minimum or scale is out of range")
+        if flags & BAD_RAW:
+            raise CodecError("raw tokens hold a value that is not finite")
+        if flags & BAD_EXACT:
+            raise CodecError(next(text for flag, text in _EXACT_ERRORS.items() if flags & flag))
 
-    def _status(self, memory: memoryview) -> np.ndarray[Any, Any]:
-        return np.frombuffer(memory, dtype=STATUS, count=len(self.jobs))
+
+def padded(head_size: int) -> int:
+    """Channels of a head as kernels count them: whole groups."""
+    return _round_up(head_size, LANE_CHANNELS)
+
+
+def _decoder_grid(jobs: Sequence[PageJob]) -> tuple[int, int, int]:
+    channels, tokens = 1, 1
+    for shape in {job.shape for job in jobs}:
+        channels, tokens = max(channels, shape.heads * padded(shape.head_size)), max(tokens, shape.tokens)
+    return -(-channels // SLAB_CHANNELS), len(jobs), -(-tokens // SLAB_TOKENS)
 
 
 def _round_up(value: int, unit: int) -> int:

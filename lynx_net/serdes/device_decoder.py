@@ -210,9 +210,9 @@ class _OnDevice:
                 notes_pinned = not isinstance(notes.obj, bytearray)
                 self._copy(pieces, table, about.most_bytes, at + plan.status_bytes if notes_pinned else None)
                 runtime.after(side.decoding, runtime.record(side.arriving))
-                self._plans.codec.decode(plan, streams, staging, self._view, side.decoding)
+                status_bytes = self._plans.codec.decode(plan, streams, staging, self._view, side.decoding)
                 back = runtime.to_pinned if notes_pinned else runtime.to_host
-                back(at, staging, plan.status_bytes, side.decoding)
+                back(at, staging, status_bytes, side.decoding)
             except BaseException:  # the copies that were launched all the same read the streams
                 copied = runtime.record(side.arriving)
                 runtime.after(side.decoding, copied)
@@ -222,7 +222,7 @@ class _OnDevice:
             finally:
                 decoded = runtime.record(side.decoding)
                 side.staging.give(staging, decoded)
-        return _Batch(side, plan, decoded, notes)
+        return _Batch(side, plan, decoded, notes, status_bytes)
 
     def _copy(self, pieces: Sequence[memoryview], table: NDArray[np.uint64], most_bytes: int, at: int | None) -> None:
         """Copy these to where the table says on the device; it lies at `at` in pinned memory, unless that is None."""
@@ -257,18 +257,19 @@ class _OnDevice:
 class _Batch:
     """Pages that the device decodes."""
 
-    def __init__(self, side: DeviceSide, plan: BatchPlan, decoded: Event, notes: memoryview) -> None:
+    def __init__(self, side: DeviceSide, plan: BatchPlan, decoded: Event, notes: memoryview, status_bytes: int) -> None:
         self._side = side
         self._plan = plan
         self._decoded = decoded
         self._notes = notes
+        self._status_bytes = status_bytes
 
     def wait(self) -> None:
         self._decoded.wait()
 
     def check(self) -> None:
         try:
-            self._plan.check(self._notes)
+            self._plan.check(self._notes[: self._status_bytes])
         finally:
             self._side.notes.give(self._notes)
 

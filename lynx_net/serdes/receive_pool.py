@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lynx_net.wire.pool import BufferPool
 
@@ -18,8 +18,8 @@ SIZES_PER_DOUBLING = 8
 
 BLOCK_BYTES = 32 * 1024 * 1024
 BLOCK_PIECES = 32
-"""What is taken from the ring at once, at most: pages come in thousands, and a piece of the ring for each costs more than
-to receive it, whenever one codec follows another."""
+"""What is taken from the ring at once, at most: pages come in thousands, and to take a piece of the ring for each costs
+as much as to receive it, whenever one codec follows another."""
 
 
 def pinned_address(buffer: memoryview) -> int | None:
@@ -64,8 +64,9 @@ class ReceivePool(BufferPool):
         if address is None:
             super().give(buffer)
             return
-        block = memoryview(buffer.obj).cast("B")
-        room, at = piece_bytes(buffer.nbytes), address - ctypes.addressof(buffer.obj)
+        owner: Any = buffer.obj
+        block = memoryview(owner).cast("B")
+        room, at = piece_bytes(buffer.nbytes), address - ctypes.addressof(owner)
         self._pinned.setdefault(room, []).append(block[at : at + room])
 
     def _cut(self, room: int) -> list[memoryview]:

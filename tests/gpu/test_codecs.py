@@ -127,9 +127,11 @@ def _decode_on_device(
     piece = cupy.asarray(host)
     stream = cupy.cuda.Stream(non_blocking=True)
     cupy.cuda.get_current_stream().synchronize()
-    device_codec.decode(plan, [[memoryview(s) for s in of_page] for of_page in streams], piece.data.ptr, view, stream)
+    hosts = [[memoryview(s) for s in of_page] for of_page in streams]
+    status_bytes = device_codec.decode(plan, hosts, piece.data.ptr, view, stream)
+    assert status_bytes <= plan.status_bytes
     stream.synchronize()
-    plan.check(memoryview(piece.get()))
+    plan.check(memoryview(piece.get())[:status_bytes])
 
 
 @pytest.mark.parametrize(("name", "params"), CODECS, ids=lambda value: str(value).replace(" ", ""))
@@ -327,6 +329,31 @@ def test_bytes_that_are_no_page_are_refused(cupy: Any) -> None:
             _decode_on_device(cupy, device_codec, device_view(target), [PageJob(0, shape)], [[bytes(anchor), good[1]]])
     with pytest.raises(CodecError):
         _decode_on_device(cupy, device_codec, device_view(target), [PageJob(0, shape)], [[good[0], good[1][:-1]]])
+
+
+@pytest.mark.parametrize(
+    ("page", "part"), [(0, "first"), (0, "last"), (1, "last"), (2, "first"), (2, "last"), (2, "raw")]
+)
+def test_damage_is_found_in_whatever_block_of_the_decoder(cupy: Any, page: int, part: str) -> None:
+    """Pages of one to three blocks of tokens and two of channels; some blocks of the grid have no tokens."""
+    codec = get_codec("int4")
+    shapes = [PageShape(40, 3, 128), PageShape(520, 3, 128), PageShape(300, 3, 128, 0, 2)]
+    rng = np.random.default_rng(page)
+    streams = []
+    for shape in shapes:
+        values = _as_dtype(_values(rng, shape, "plain"), "bfloat16")
+        streams.append(_encode_on_cpu(codec, values, shape, np.empty(0, np.int32)))
+    jobs = [PageJob(start, shape) for start, shape in zip((0, 40, 560), shapes, strict=True)]
+    at = codec.sections(shapes[page], False)  # type: ignore[attr-defined]
+    place = {"first": at.page_low, "last": at.page_low + 2 * 383, "raw": at.raw + 2 * (2 * 384 - 1)}[part]
+    damaged = bytearray(streams[page][0])
+    damaged[place : place + 2] = b"\x80\x7f"
+    target = cupy.asarray(np.zeros((860, 3, 128), np.uint16))
+    device_codec = DeviceCodec(codec, 0)
+    _decode_on_device(cupy, device_codec, device_view(target), jobs, streams)
+    streams[page] = [bytes(damaged)]
+    with pytest.raises(CodecError, match="raw tokens" if part == "raw" else "out of range"):
+        _decode_on_device(cupy, device_codec, device_view(target), jobs, streams)
 
 
 @pytest.mark.parametrize(("alpha", "bits"), [(0.5, 8), (2.0**-10, 8), (2.0, 8), (4.0, 10)])

@@ -58,9 +58,9 @@ def decode_on_device(
     hosts = [[memoryview(data) for data in of_page] for of_page in streams]
     stream = cupy.cuda.Stream(non_blocking=True)
     cupy.cuda.get_current_stream().synchronize()
-    device_codec.decode(plan, hosts, piece.data.ptr, device_view(target), stream)
+    status_bytes = device_codec.decode(plan, hosts, piece.data.ptr, device_view(target), stream)
     stream.synchronize()
-    plan.check(memoryview(piece.get()))
+    plan.check(memoryview(piece.get())[:status_bytes])
     return target.get()
 
 

@@ -281,7 +281,7 @@ struct Lane {
         }
     }
 
-    __device__ __forceinline__ void decode_raw(int token, int row, const u8 *raw, bool half, Status *status) const
+    __device__ __forceinline__ void decode_raw(int token, int row, const u8 *raw, bool half, u32 *flags) const
     {
         const u8 *const from = raw + 2 * (row * CHANNELS + group.head * SIZE + group.number * LANE_CHANNELS);
         float values[LANE_CHANNELS];
@@ -293,7 +293,7 @@ struct Lane {
             finite &= (as_bits(values[i]) & 0x7FFFFFFFu) < 0x7F800000u;
         }
         if (!finite)
-            atomicOr(&status->flags, BAD_RAW);
+            atomicOr(flags, BAD_RAW);
         store_values(view.pointer, row_of(view, start + token) + column, count, values);
     }
 };
@@ -316,9 +316,10 @@ __device__ __forceinline__ u32 four_bytes(const u8 *from, const int *channels, b
     return bytes;
 }
 
-// What codes of the block's chunks are multiplied with and added to. A thread takes four channels of some chunks.
-__device__ __forceinline__ void read_fields(const u8 *anchor, const Sections &narrow, const Sections &at, bool wide,
-                                            int first_chunk, int chunks, float *bases, float *deltas, Status *status)
+// What codes of the block's chunks are multiplied with and added to. A thread takes four channels of some chunks. Returns
+// whether theirs are fields of no page.
+__device__ __forceinline__ bool read_fields(const u8 *anchor, const Sections &narrow, const Sections &at, bool wide,
+                                            int first_chunk, int chunks, float *bases, float *deltas)
 {
     const int thread = threadIdx.x, c = thread % QUADS * 4, row = thread / QUADS;
     int channels[4];
@@ -328,7 +329,7 @@ __device__ __forceinline__ void read_fields(const u8 *anchor, const Sections &na
         channels[j] = head < HEADS && position < SIZE ? head * SIZE + position : -1;
     }
     if (channels[0] < 0)
-        return;
+        return false;
     const bool words = SIZE % 8 == 0 && (u64)(anchor + narrow.chunk_low) % 4 == 0;
     u32 lows[OWN_CHUNKS], lengths[OWN_CHUNKS], page_lows[4], page_scales[4];
 #pragma unroll
@@ -359,8 +360,6 @@ __device__ __forceinline__ void read_fields(const u8 *anchor, const Sections &na
         bad |= !(fabsf(low) <= LIMIT && scale >= 0.0f && __fadd_rn(low, scale) <= TOP_LIMIT);
         steps[j] = step_of(scale, wide ? 65535.0f : 255.0f);
     }
-    if (bad)
-        atomicOr(&status->flags, BAD_FIELD);
 #pragma unroll
     for (int i = 0; i < OWN_CHUNKS; i++) {
         const int k = row + i * FIELD_ROWS;
@@ -382,6 +381,7 @@ __device__ __forceinline__ void read_fields(const u8 *anchor, const Sections &na
         *(float4 *)(bases + k * TILE + c) = make_float4(base[0], base[1], base[2], base[3]);
         *(float4 *)(deltas + k * TILE + c) = make_float4(delta[0], delta[1], delta[2], delta[3]);
     }
+    return bad;
 }
 
 // Where the streams begin that are known, and what lies behind the codes of the first.
@@ -414,7 +414,7 @@ __device__ __forceinline__ bool are_aligned(const Rows &rows, bool fine)
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     decode_pages(u8 *pointer, i64 token_stride, i64 head_stride, i64 block_stride, const int *block_table,
-                 int block_tokens, const Job *jobs, const float *full_table, const u8 *piece, Status *status)
+                 int block_tokens, const Job *jobs, const float *full_table, const u8 *piece, u32 *flags)
 {
     extern __shared__ __align__(16) u8 stages[]; // WARPS * STAGES * STAGE * staged_bytes(KNOWN)
     __shared__ float coarse[1 << (POINTS_AT ? bits_of_stream(0) : 0)];
@@ -430,6 +430,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     const int slab = blockIdx.z * SLAB, slab_end = min(slab + SLAB, job.tokens);
     const int begin_coded = max(slab, first), end_coded = min(slab_end, stop);
     const int begin = slab + warp * RUN, end = min(begin + RUN, slab_end);
+    flags += (blockIdx.y * gridDim.z + blockIdx.z) * gridDim.x + blockIdx.x; // of this block
+    if (thread == 0)
+        *flags = 0;
     if (slab >= job.tokens)
         return;
 
@@ -459,9 +462,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     }
     const int first_chunk = begin_coded < end_coded ? begin_coded / CHUNK - first / CHUNK : 0;
     const int chunks = begin_coded < end_coded ? (end_coded - 1) / CHUNK - first / CHUNK - first_chunk + 1 : 0;
-    if (chunks)
-        read_fields(anchor, narrow, at, wide, first_chunk, chunks, bases, deltas, &status[blockIdx.y]);
+    const bool bad = chunks && read_fields(anchor, narrow, at, wide, first_chunk, chunks, bases, deltas);
     __syncthreads();
+    if (bad)
+        atomicOr(flags, BAD_FIELD);
 
     if (begin >= end)
         return;
@@ -511,7 +515,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
         return;
     for (int t = begin; t < end; t++) {
         if (t < first || t >= stop) {
-            here.decode_raw(t, t < first ? t : t - stop + first, anchor + HEADER, raw_half, &status[blockIdx.y]);
+            here.decode_raw(t, t < first ? t : t - stop + first, anchor + HEADER, raw_half, flags);
         } else {
             const int k = (t / CHUNK - first / CHUNK - first_chunk) * TILE;
             here.decode_token(t, STREAMS > 1 ? places[t - slab] : 0, base + k, delta + k);
