@@ -36,7 +36,7 @@ _STATUS_BYTES = 16384
 class _Context:
     ptr = 0
     compute_capability = "90"
-    attributes: ClassVar = {"MaxSharedMemoryPerBlockOptin": 227 << 10}
+    attributes: ClassVar = {"MaxSharedMemoryPerBlockOptin": 227 << 10, "MaxSharedMemoryPerMultiprocessor": 228 << 10}
 
     def __init__(self, *_: object, **__: object) -> None: ...
     def __enter__(self) -> _Context:

@@ -10,6 +10,11 @@ from lynx_net.errors import FlowControlError, LocalProtocolError
 __all__ = ["ReceiveWindow", "SendWindow", "patience_bytes"]
 
 
+LEAST_GRANT_BYTES = 4 * 1024 * 1024
+"""Large windows are granted in eighths, but not in less than this; small ones in halves. In halves, the peer of a large
+window would have nothing left while about half of it is held here."""
+
+
 class SendWindow:
     """What the peer allows us to send. Two integers: `limit` granted, `sent` used."""
 
@@ -44,8 +49,9 @@ class SendWindow:
 def patience_bytes(window_bytes: int, segment_bytes: int) -> int:
     """How many bytes may wait for what comes behind them, while segments have at most so many.
 
-    The peer is granted more when what it has left and what is held here are half a window (`ReceiveWindow.grant_due`).
-    Were as much held as leaves less than a segment of that half, neither side would ever move.
+    The peer is granted more when at least half a window is neither its credit nor held here, or earlier
+    (`ReceiveWindow.grant_due`). Were as much held as leaves less than a segment of the other half, neither side might
+    ever move.
     """
     return window_bytes // 2 - segment_bytes
 
@@ -92,13 +98,17 @@ class ReceiveWindow:
 
     @property
     def grant_due(self) -> bool:
-        """Whether the peer has less than half a window left, and may need more."""
+        """Whether there is so much to grant that it is worth a message."""
         if self.most is not None and self.limit >= self.most:
             return False
-        return self.received + self.window - self.held - self.limit >= max(self.window // 2, 1)
+        return self.received + self.window - self.held - self.limit >= self._least_grant
+
+    @property
+    def _least_grant(self) -> int:
+        return max(min(self.window // 2, LEAST_GRANT_BYTES), self.window // 8, 1)
 
     def next_limit(self) -> int | None:
-        """The limit to grant now, or None while the peer has at least half a window left."""
+        """The limit to grant now, or None while there is too little."""
         if not self.grant_due:
             return None
         self.limit = self.received + self.window - self.held

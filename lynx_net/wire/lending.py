@@ -57,7 +57,7 @@ class Lender:
     def lend(self, state: ReceiveState, stream: int) -> None:
         """Pages of a stream come in: lend buffers for those that may come next, as many as rule 3 allows."""
         if buffers := state.lend(stream, self._least_bytes, self._lanes * MOST_LENT_BYTES):
-            # The peer is granted more when half of its credit is used (ReceiveWindow.grant_due): what all lanes have
+            # The peer is granted more when some of its credit is used (ReceiveWindow.grant_due): what all lanes have
             # received and not told of must leave it something until then.
             self._stock.put(state.transfer, stream, buffers, state.windows[stream].window // 4)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -59,6 +61,28 @@ def test_two_segments_of_window_never_block_a_sender_of_whole_segments(
         assert send.available >= count
         send.use(count)
         receive.receive(count)
+
+
+@pytest.mark.parametrize("window_mib", [8, 32, 96, 256])
+def test_a_large_window_is_not_shut_while_half_of_it_is_held(window_mib: int) -> None:
+    """A decoder holds pages for as long as it works; the sender goes on meanwhile."""
+    window, segment = window_mib << 20, 1 << 20
+    receiver, sender = ReceiveWindow(window), SendWindow()
+    held: deque[int] = deque()
+    least = window
+    for number in range(1000):
+        limit = receiver.next_limit()
+        if limit is not None:
+            sender.grant(limit)
+        if number > window // segment:
+            least = min(least, sender.available)
+        sender.use(segment)
+        receiver.receive(segment)
+        receiver.hold(segment)
+        held.append(segment)
+        if len(held) * segment > window // 2:
+            receiver.consume(held.popleft())
+    assert least >= window // 2 - max(window // 8, 4 << 20)
 
 
 def test_old_and_repeated_grants_change_nothing() -> None:
