@@ -58,10 +58,11 @@ _MOST_BATCH_BYTES = 32 * 1024 * 1024
 """A lane takes together what it sends in so long, up to this: every visit to the core costs all lanes, and finds
 nothing of what it needs in the caches, through which the payloads go. It stops earlier for what is more urgent."""
 
-_TOGETHER_BYTES = 4 * 1024 * 1024
-"""What lanes receive into lent buffers before one tells of all, at most, for each lane. After so many copied bytes the
-interpreter finds its own memory cold, and a visit to it costs several times what it costs alone; but buffers that are
-handed back soon are used again while they are in the caches."""
+_TOGETHER_BYTES = 1024 * 1024
+_MANY_LANES = 3
+_MANY_TOGETHER_BYTES = 4 * 1024 * 1024
+"""What lanes receive into lent buffers before one tells of all, at most, for each lane. Buffers that are handed back soon
+are used again while they are in the caches; but where there are many lanes, all of them wait for the interpreter."""
 
 
 class _Connection:
@@ -122,7 +123,9 @@ class ThreadPump(Pump):
         logger.debug("lane %d to %s: %s", index, lane.peer, lane_io.describe())
         connection = _Connection(index, lane, sock, owner.lock, owner.core.scheduler.stop_byte(index))
         if self._stock is not None:
-            connection.bulk = self._stock.reader(index, _TOGETHER_BYTES * len(owner.core.lane_stats))
+            lanes = len(owner.core.lane_stats)
+            together_bytes = _TOGETHER_BYTES if lanes < _MANY_LANES else _MANY_TOGETHER_BYTES
+            connection.bulk = self._stock.reader(index, together_bytes * lanes)
         for work, name in ((self._send_loop, "send"), (self._receive_loop, "receive")):
             thread = threading.Thread(
                 target=self._run, args=(work, connection), name=f"lynx_net-{name}-{index}", daemon=True
