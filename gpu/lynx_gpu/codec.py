@@ -17,7 +17,7 @@ from lynx_codec.tables import CELL_BITS, UNIT, UNIT_BITS
 from lynx_gpu.driver import driver, launch
 from lynx_gpu.exact import MAX_EXACT_VALUES, check_exact, decode_exact, decode_scratch, encode_exact, encode_scratch
 from lynx_gpu.modules import cupy, kernel
-from lynx_gpu.plan import LANE_CHANNELS, SLAB_CHANNELS, SLAB_TOKENS, STATUS, BatchPlan, PageJob, padded
+from lynx_gpu.plan import FLAGS, LANE_CHANNELS, SLAB_CHANNELS, SLAB_TOKENS, STATUS, BatchPlan, PageJob, padded
 from lynx_gpu.views import ITEM_BYTES
 
 if TYPE_CHECKING:
@@ -245,25 +245,25 @@ class DeviceCodec:
         self._check(view, plan)
         common = self._common(view, plan)
         exact = known - 1 in self.codec.variable_streams
+        by_page = self._raw or exact
+        status_bytes = len(plan.jobs) * STATUS.itemsize if by_page else FLAGS.itemsize * prod(plan.decoder_grid)
         tail = (np.uint64(data), np.uint64(data))
         with self._current():
-            if self._raw or exact:
-                status_bytes = len(plan.jobs) * STATUS.itemsize
+            if by_page:
                 self._zero(data, status_bytes, stream)
             if self._raw:
                 self._launch(stream, "raw.cu", "decode_raw", view, self._raw_grid(view, plan), 0, (*common, *tail))
-                return status_bytes
-            if exact:
+            elif exact:
                 scratch = self._scratch(len(plan.jobs) * decode_scratch(plan), stream)
                 decode_exact(self._exact_launch(view, stream), plan, exact_bytes, common, data, scratch.data.ptr)
-                return status_bytes
-            arguments = (*common, self._full(), *tail)
-            stages, shared = decoder_stages(
-                self.codec.row_bits[:known], self.codec.chunk_tokens, self._multiprocessor_bytes
-            )
-            more = ("KNOWN", known), ("STAGES", stages)
-            self._launch(stream, "decode.cu", "decode_pages", view, plan.decoder_grid, shared, arguments, *more)
-            return 4 * prod(plan.decoder_grid)
+            else:
+                arguments = (*common, self._full(), *tail)
+                stages, shared = decoder_stages(
+                    self.codec.row_bits[:known], self.codec.chunk_tokens, self._multiprocessor_bytes
+                )
+                more = ("KNOWN", known), ("STAGES", stages)
+                self._launch(stream, "decode.cu", "decode_pages", view, plan.decoder_grid, shared, arguments, *more)
+        return status_bytes
 
     def _make_plan(self, jobs: tuple[PageJob, ...]) -> BatchPlan:
         if not 1 <= len(jobs) <= _MAX_PAGES:

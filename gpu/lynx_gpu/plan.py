@@ -19,6 +19,7 @@ __all__ = [
     "BAD_EXACT",
     "BAD_FIELD",
     "BAD_RAW",
+    "FLAGS",
     "JOB",
     "LANE_CHANNELS",
     "MAX_STREAMS",
@@ -40,7 +41,8 @@ JOB = np.dtype([("numbers", "<i4", 8), ("at", "<i8", MAX_STREAMS)])
 STATUS = np.dtype([("flags", "<u4"), ("exact_bytes", "<u4"), ("bad", "<u8")])
 """`Status` in kernels/common.cuh; decoders leave but the flags at 0."""
 
-_FLAGS = np.dtype("<u4")
+FLAGS = np.dtype("<u4")
+"""What a block of the decoder says."""
 
 WIDE_PAGE, BAD_FIELD, BAD_RAW, BAD_EXACT = 1, 2, 4, 8
 """Flags of a page."""
@@ -56,6 +58,8 @@ _EXACT_ERRORS = {
 """What comes with BAD_EXACT, as in kernels/exact.cuh."""
 
 LANE_CHANNELS = 8
+"""As in kernels/common.cuh."""
+
 SLAB_CHANNELS = SLAB_TOKENS = 256
 """Of a block of the decoder."""
 
@@ -109,7 +113,7 @@ class BatchPlan:
         """The plan for these pages, with room for pages that escape to 16-bit metadata."""
         grid = _decoder_grid(jobs)
         # A flag word of each block of the decoder, or the status of each page.
-        status_bytes = _round_up(max(len(jobs) * STATUS.itemsize, prod(grid) * _FLAGS.itemsize), _PIECE_BYTES)
+        status_bytes = _round_up(max(len(jobs) * STATUS.itemsize, prod(grid) * FLAGS.itemsize), _PIECE_BYTES)
         cursor = status_bytes
         spans: list[list[tuple[int, int]]] = [[] for _ in jobs]
         shapes: dict[PageShape, int] = {}
@@ -163,7 +167,7 @@ class BatchPlan:
 
     def check(self, memory: memoryview) -> None:
         """Raise CodecError if a page that was decoded is none; `memory` is a host copy of the status."""
-        flags = int(np.bitwise_or.reduce(np.frombuffer(memory, _FLAGS)))
+        flags = int(np.bitwise_or.reduce(np.frombuffer(memory, FLAGS)))
         if flags & BAD_FIELD:
             raise CodecError("a page minimum or scale is out of range")
         if flags & BAD_RAW:

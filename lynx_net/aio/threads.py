@@ -61,8 +61,8 @@ nothing of what it needs in the caches, through which the payloads go. It stops 
 _TOGETHER_BYTES = 1024 * 1024
 _MANY_LANES = 3
 _MANY_TOGETHER_BYTES = 4 * 1024 * 1024
-"""What lanes receive into lent buffers before one tells of all, at most, for each lane. Buffers that are handed back soon
-are used again while they are in the caches; but where there are many lanes, all of them wait for the interpreter."""
+"""What lanes receive into lent buffers before one tells of all, at most, for each lane. Buffers that are handed back
+soon are used again while they are in the caches; but where there are many lanes, all wait for the interpreter."""
 
 
 class _Connection:

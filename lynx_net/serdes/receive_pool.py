@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ReceivePool", "piece_bytes", "pinned_address"]
 
-
 SIZES_PER_DOUBLING = 8
 """Pieces come in so many sizes between one and twice as much; up to an eighth of one may lie idle."""
 
