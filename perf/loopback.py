@@ -163,6 +163,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
     options = parser.parse_args()
     size = options.segment_bytes
+    if not 0 < size <= SOURCE_BYTES or SOURCE_BYTES % size:
+        parser.error(f"--segment-bytes must divide {SOURCE_BYTES}, not be {size}")
     total = int(options.gib * GIB) // (size * options.lanes) * size * options.lanes
     unsent = options.unsent_bytes
     sides = {

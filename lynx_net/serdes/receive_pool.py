@@ -69,19 +69,17 @@ class ReceivePool(BufferPool):
         self._pinned.setdefault(room, []).append(block[at : at + room])
 
     def _cut(self, room: int) -> list[memoryview]:
-        """Pieces of this size, of a block as large as the ring has room for; none if there is none for one."""
+        """Pieces of this size: those of a block, one where there is no room for that, none where there is none."""
         pieces = self._pinned[room] = self._pinned.pop(room, [])
-        most = max(min(BLOCK_BYTES // room, BLOCK_PIECES), 1)
-        block = self._ring.take(most * room) or self._make_room(most * room, room) or self._ring.take(room)
+        block = self._take_block(room)
+        others = [other for other in self._pinned if other != room]
+        while block is None and others:
+            if self._pinned.pop(others.pop(0)):  # the ring has their blocks when the list is gone
+                block = self._take_block(room)
         if block is not None:
             pieces += [block[at : at + room] for at in range(0, block.nbytes, room)]
         return pieces
 
-    def _make_room(self, size: int, room: int) -> memoryview | None:
-        """Give kept pieces of other sizes than `room` back to the ring, until `size` bytes fit into it."""
-        for other in [other for other in self._pinned if other != room]:
-            if self._pinned.pop(other):  # the ring has their blocks when the list is gone
-                block = self._ring.take(size)
-                if block is not None:
-                    return block
-        return None
+    def _take_block(self, room: int) -> memoryview | None:
+        most = min(BLOCK_BYTES // room, BLOCK_PIECES)
+        return (self._ring.take(most * room) if most > 1 else None) or self._ring.take(room)

@@ -101,11 +101,8 @@ class ReceiveWindow:
         """Whether there is so much to grant that it is worth a message."""
         if self.most is not None and self.limit >= self.most:
             return False
-        return self.received + self.window - self.held - self.limit >= self._least_grant
-
-    @property
-    def _least_grant(self) -> int:
-        return max(min(self.window // 2, LEAST_GRANT_BYTES), self.window // 8, 1)
+        least = max(min(self.window // 2, LEAST_GRANT_BYTES), self.window // 8, 1)
+        return self.received + self.window - self.held - self.limit >= least
 
     def next_limit(self) -> int | None:
         """The limit to grant now, or None while there is too little."""

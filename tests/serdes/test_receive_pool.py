@@ -68,6 +68,17 @@ def test_about_the_same_size_is_the_same_memory() -> None:
     assert len(addresses) == 1
 
 
+def test_kept_pieces_stay_while_there_is_room_for_one_of_another_size() -> None:
+    """A ring that is too small for a block of any."""
+    pool = make_pool(1 << 14)
+    kept = pool.take(PIECE)
+    at = pinned_address(kept)
+    pool.give(kept)
+    del kept
+    assert pinned_address(pool.take(3 * PIECE)) not in (at, None)
+    assert pinned_address(pool.take(PIECE)) == at
+
+
 @given(st.integers(1, 1 << 40))
 def test_an_eighth_of_a_piece_is_idle_at_most(size: int) -> None:
     room = piece_bytes(size)
