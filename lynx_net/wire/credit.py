@@ -11,8 +11,7 @@ __all__ = ["ReceiveWindow", "SendWindow", "patience_bytes"]
 
 
 LEAST_GRANT_BYTES = 8 * 1024 * 1024
-"""Large windows are granted in eighths, but not in less than this; small ones in halves. In halves, the peer of a large
-window would have nothing left while about half of it is held here."""
+"""Large windows are granted in eighths, but not in less than this; small ones in halves."""
 
 
 class SendWindow:
@@ -49,9 +48,8 @@ class SendWindow:
 def patience_bytes(window_bytes: int, segment_bytes: int) -> int:
     """How many bytes may wait for what comes behind them, while segments have at most so many.
 
-    The peer is granted more when at least half a window is neither its credit nor held here, or earlier
-    (`ReceiveWindow.grant_due`). Were as much held as leaves less than a segment of the other half, neither side might
-    ever move.
+    What is held makes grants smaller only beyond a whole window, and a grant comes when half of one is due, or earlier
+    (`ReceiveWindow`): while no more than this waits the peer has credit for a segment more.
     """
     return window_bytes // 2 - segment_bytes
 
@@ -59,6 +57,8 @@ def patience_bytes(window_bytes: int, segment_bytes: int) -> int:
 class ReceiveWindow:
     """What we granted the peer. Three integers: `limit` granted, `received`, and `held`, arrived but not consumed.
 
+    No more than a window is in the air, and no more than two are in the air or held: a consumer that works on a window's
+    worth keeps nobody waiting. The memory of all of it is reserved (grants.py); a window bounds what cannot be recalled.
     `most` is what the stream can have at all: who was granted that needs to hear no more.
     """
 
@@ -87,7 +87,7 @@ class ReceiveWindow:
         self.received -= count
 
     def hold(self, count: int) -> None:
-        """Bytes that wait for their consumer; they make the next grant smaller."""
+        """Bytes that wait for their consumer; beyond a window they make the next grant smaller."""
         self.held += count
 
     def consume(self, count: int) -> None:
@@ -102,11 +102,15 @@ class ReceiveWindow:
         if self.most is not None and self.limit >= self.most:
             return False
         least = max(min(self.window // 2, LEAST_GRANT_BYTES), self.window // 8, 1)
-        return self.received + self.window - self.held - self.limit >= least
+        return self._most_limit - self.limit >= least
+
+    @property
+    def _most_limit(self) -> int:
+        return self.received + min(self.window, 2 * self.window - self.held)
 
     def next_limit(self) -> int | None:
         """The limit to grant now, or None while there is too little."""
         if not self.grant_due:
             return None
-        self.limit = self.received + self.window - self.held
+        self.limit = self._most_limit
         return self.limit
