@@ -253,7 +253,9 @@ def copies_gb_per_s(size_bytes: int = 1 << 28) -> dict[str, float]:
 async def measure(sender: Sender, options: argparse.Namespace) -> dict[str, Any]:
     """All transfers; the first of each codec is not counted."""
     config = LinkConfig.for_devices(residual_window_bytes=options.window_bytes)
-    async with lynx_net.connect(sender.url, lanes=sender.lanes, config=config, device_buffers=SENDER_BUFFERS) as link:
+    on_host = options.host_checksums or options.null
+    buffers = dataclasses.replace(SENDER_BUFFERS, checksums=not on_host)
+    async with lynx_net.connect(sender.url, lanes=sender.lanes, config=config, device_buffers=buffers) as link:
         sender.link = link
         return await _measure(sender, options)
 
@@ -327,6 +329,7 @@ def main() -> None:
     parser.add_argument("--unpaced", type=int, default=3, help="rounds of unpaced transfers")
     parser.add_argument("--lanes", type=int, default=4)
     parser.add_argument("--page-tokens", type=int, default=2048)
+    parser.add_argument("--host-checksums", action="store_true", help="made by the threads that send")
     parser.add_argument("--null", action="store_true", help="without a device: what Python costs (perf/null_cuda.py)")
     parser.add_argument("--window-bytes", type=int, default=96 << 20, help="of residuals, at the receiver")
     options = parser.parse_args()

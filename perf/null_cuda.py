@@ -118,8 +118,10 @@ def install() -> None:
         user.kernel = lru_cache(lambda *_: _Function())  # type: ignore[attr-defined]
     encode = device_codec.DeviceCodec.encode
 
-    def remember(self: Any, of: DeviceView, plan: BatchPlan, fine: Any, out: int, stream: Any) -> None:
-        encode(self, of, plan, fine, out, stream)
+    def remember(
+        self: Any, of: DeviceView, plan: BatchPlan, fine: Any, out: int, stream: Any, *, sums: bool = False
+    ) -> None:
+        encode(self, of, plan, fine, out, stream, sums=sums)
         encoded[out] = plan
 
     device_codec.DeviceCodec.encode = remember  # type: ignore[method-assign, assignment]

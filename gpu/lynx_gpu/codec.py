@@ -61,6 +61,9 @@ _STATIC_SHARED_BYTES = 16 * 1024
 _MAX_FIELDS_BYTES = 160 * 1024
 """Of a block: limits the chunks of a page that the encoder can hold."""
 
+_SUM_THREADS = 288
+"""That make the checksum of a stream."""
+
 _MAX_PAGES = 65535
 """Of a batch: they are one axis of a grid."""
 
@@ -130,7 +133,9 @@ class DeviceCodec:
         """
         return self._plan(tuple(jobs))
 
-    def encode(self, view: DeviceView, plan: BatchPlan, fine: Any, out: int, stream: Any) -> None:
+    def encode(
+        self, view: DeviceView, plan: BatchPlan, fine: Any, out: int, stream: Any, *, sums: bool = False
+    ) -> None:
         """Enqueue the encoding of the plan's pages.
 
         Args:
@@ -140,6 +145,7 @@ class DeviceCodec:
             out: address of `plan.total_bytes` of device memory, a multiple of 256. Status is written first; what of
                 it the host needs is in `plan.lengths`.
             stream: a CuPy stream of this device.
+            sums: make checksums of the streams, too, for `plan.sums`.
 
         Buffers must stay as they are until the stream has done this; nothing is known of it before.
         """
@@ -151,23 +157,39 @@ class DeviceCodec:
         common = self._common(view, plan)
         with self._current():
             self._zero(out, plan.status_bytes, stream)
-            tail = (self._header(), np.uint64(out), np.uint64(out))
             if self._raw:
-                self._launch(stream, "raw.cu", "encode_raw", view, self._raw_grid(view, plan), 0, (*common, *tail))
-                return
-            positions = np.uint64(0 if fine is None else fine.data.ptr)
-            arguments = (*common, positions, tail[0], self._cells(), *tail[1:], np.int32(view.in_units))
-            tiles = -(-view.heads * padded(view.head_size) // _TILE_CHANNELS)
-            fields = max(_fields_bytes(self.codec, job.shape) for job in plan.jobs)
-            warps, shared = block_of_warps(ITEM_BYTES[view.dtype], fields, self._shared_limit)
-            more, threads, pages = ("WARPS", warps), warps * _WARP_LANES, len(plan.jobs)
-            launch_encoder = partial(self._launch, stream, "encode.cu", threads=threads)
-            launch_encoder("encode_pages", view, (tiles, pages), shared, arguments, more)
-            again = (*arguments, np.int32(pages))
-            launch_encoder("encode_wide_pages", view, (min(pages, _WIDE_BLOCKS),), shared, again, more)
-            if self.codec.variable_streams:
-                scratch = self._scratch(len(plan.jobs) * encode_scratch(plan), stream)
-                encode_exact(self._exact_launch(view, stream), plan, common, out, scratch.data.ptr)
+                arguments = (*common, self._header(), np.uint64(out), np.uint64(out))
+                self._launch(stream, "raw.cu", "encode_raw", view, self._raw_grid(view, plan), 0, arguments)
+            else:
+                self._encode_codes(view, plan, common, fine, out, stream)
+            if sums:
+                self._sum(plan, out, stream)
+
+    def _encode_codes(
+        self, view: DeviceView, plan: BatchPlan, common: tuple[Any, ...], fine: Any, out: int, stream: Any
+    ) -> None:
+        positions, at = np.uint64(0 if fine is None else fine.data.ptr), np.uint64(out)
+        arguments = (*common, positions, self._header(), self._cells(), at, at, np.int32(view.in_units))
+        tiles = -(-view.heads * padded(view.head_size) // _TILE_CHANNELS)
+        fields = max(_fields_bytes(self.codec, job.shape) for job in plan.jobs)
+        warps, shared = block_of_warps(ITEM_BYTES[view.dtype], fields, self._shared_limit)
+        more, threads, pages = ("WARPS", warps), warps * _WARP_LANES, len(plan.jobs)
+        launch_encoder = partial(self._launch, stream, "encode.cu", threads=threads)
+        launch_encoder("encode_pages", view, (tiles, pages), shared, arguments, more)
+        again = (*arguments, np.int32(pages))
+        launch_encoder("encode_wide_pages", view, (min(pages, _WIDE_BLOCKS),), shared, again, more)
+        if self.codec.variable_streams:
+            scratch = self._scratch(len(plan.jobs) * encode_scratch(plan), stream)
+            encode_exact(self._exact_launch(view, stream), plan, common, out, scratch.data.ptr)
+
+    def _sum(self, plan: BatchPlan, out: int, stream: Any) -> None:
+        lengths = self._kept(plan.lengths_on_device, plan.lengths_table)
+        at = np.uint64(out)
+        arguments = (self._kept(plan.on_device, plan.table), lengths, at, at, np.uint64(out + plan.sums_at))
+        function = kernel(self.device, "checksum.cu", "sum_streams", ())
+        launch(
+            self.device, function, (len(plan.jobs), len(self.codec.stream_names)), _SUM_THREADS, 0, arguments, stream
+        )
 
     def decode(
         self, plan: BatchPlan, hosts: Sequence[Sequence[memoryview]], data: int, view: DeviceView, stream: Any
@@ -292,16 +314,20 @@ class DeviceCodec:
 
     def _common(self, view: DeviceView, plan: BatchPlan) -> tuple[Any, ...]:
         """What all kernels are told."""
-        if self.device not in plan.on_device:
-            plan.on_device[self.device] = self._upload(plan.table.view(np.uint8))
         table = view.block_table
         return (
             np.uint64(view.pointer),
             *(np.int64(stride) for stride in (view.token_stride, view.head_stride, view.block_stride)),
             np.uint64(0 if table is None else table.data.ptr),
             np.int32(view.block_tokens),
-            np.uint64(plan.on_device[self.device].data.ptr),
+            self._kept(plan.on_device, plan.table),
         )
+
+    def _kept(self, kept: dict[int, Any], table: np.ndarray[Any, Any]) -> np.uint64:
+        """Address of a table of a plan on this device, where it is kept with the plan."""
+        if self.device not in kept:
+            kept[self.device] = self._upload(table.view(np.uint8))
+        return np.uint64(kept[self.device].data.ptr)
 
     def _current(self) -> AbstractContextManager[Any]:
         calls = driver(self.device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +23,13 @@ __all__ = [
     "FLAGS",
     "JOB",
     "LANE_CHANNELS",
+    "LENGTHS",
     "MAX_STREAMS",
     "SLAB_CHANNELS",
     "SLAB_TOKENS",
     "STATUS",
+    "SUM",
+    "UNSUMMED_BYTES",
     "WIDE_PAGE",
     "BatchPlan",
     "PageJob",
@@ -43,6 +47,13 @@ STATUS = np.dtype([("flags", "<u4"), ("exact_bytes", "<u4"), ("bad", "<u8")])
 
 FLAGS = np.dtype("<u4")
 """What a block of the decoder says."""
+
+SUM = np.dtype("<u8")
+LENGTHS = np.dtype([("narrow", "<u4"), ("wide", "<u4")])
+"""`Length` in kernels/checksum.cu."""
+
+UNSUMMED_BYTES = 240
+"""The device makes no checksum of a stream that is no longer."""
 
 WIDE_PAGE, BAD_FIELD, BAD_RAW, BAD_EXACT = 1, 2, 4, 8
 """Flags of a page."""
@@ -88,6 +99,7 @@ class BatchPlan:
         jobs: the pages.
         spans: [page][stream] to offset and most bytes. First all first streams, then all second ones, and so on.
         status_bytes: what the kernels say of the pages lies in so many bytes at the beginning, at most.
+        sums_at: where, in them, the checksums of all streams are.
         decoder_grid: blocks that decode codes: of channels, pages, and tokens.
         total_bytes: of the piece.
         table: the jobs as kernels read them.
@@ -100,20 +112,24 @@ class BatchPlan:
     jobs: tuple[PageJob, ...]
     spans: tuple[tuple[tuple[int, int], ...], ...]
     status_bytes: int
+    sums_at: int
     total_bytes: int
     decoder_grid: tuple[int, int, int]
     table: np.ndarray[Any, Any]
     plain: tuple[int, ...]
     others: tuple[int, ...]
     on_device: dict[int, Any] = field(default_factory=dict)
+    lengths_on_device: dict[int, Any] = field(default_factory=dict)
     _narrow: list[tuple[int, ...]] = field(default_factory=list)
 
     @staticmethod
     def of(codec: PageCodec, jobs: Sequence[PageJob]) -> BatchPlan:
         """The plan for these pages, with room for pages that escape to 16-bit metadata."""
         grid = _decoder_grid(jobs)
-        # A flag word of each block of the decoder, or the status of each page.
-        status_bytes = _round_up(max(len(jobs) * STATUS.itemsize, prod(grid) * FLAGS.itemsize), _PIECE_BYTES)
+        # A flag word of each block of the decoder, or the status of each page and the checksums of its streams.
+        sums_at = len(jobs) * STATUS.itemsize
+        sums_bytes = len(jobs) * len(codec.stream_names) * SUM.itemsize
+        status_bytes = _round_up(max(sums_at + sums_bytes, prod(grid) * FLAGS.itemsize), _PIECE_BYTES)
         cursor = status_bytes
         spans: list[list[tuple[int, int]]] = [[] for _ in jobs]
         shapes: dict[PageShape, int] = {}
@@ -140,7 +156,29 @@ class BatchPlan:
         others = tuple(n for n in range(len(jobs)) if n not in plain)
         whole = tuple(tuple(of_page) for of_page in spans)
         total_bytes = _round_up(cursor, _PIECE_BYTES)
-        return BatchPlan(codec, tuple(jobs), whole, status_bytes, total_bytes, grid, table, plain, others)
+        return BatchPlan(codec, tuple(jobs), whole, status_bytes, sums_at, total_bytes, grid, table, plain, others)
+
+    @cached_property
+    def lengths_table(self) -> np.ndarray[Any, Any]:
+        """[page, stream] of LENGTHS."""
+        table = np.zeros((len(self.jobs), len(self.codec.stream_names)), LENGTHS)
+        for row, job in zip(table, self.jobs, strict=True):
+            row["narrow"], row["wide"] = (
+                self.codec.stream_bytes(job.shape),
+                self.codec.stream_bytes(job.shape, wide=True),
+            )
+        for stream in self.codec.variable_streams:
+            table[:, stream] = np.iinfo(np.uint32).max, np.iinfo(np.uint32).max
+        return table
+
+    def sums(self, memory: memoryview) -> list[list[int]]:
+        """xxh3-64 of each stream of each page, from a host copy of the piece after `encode` with `sums`.
+
+        Those of streams of `UNSUMMED_BYTES` and less are not there.
+        """
+        shape = len(self.jobs), len(self.codec.stream_names)
+        found: list[list[int]] = np.frombuffer(memory, SUM, shape[0] * shape[1], self.sums_at).reshape(shape).tolist()
+        return found
 
     def lengths(self, memory: memoryview) -> list[tuple[int, ...]]:
         """Bytes of each stream of each page, from a host copy of the piece (or of its status) after encoding.

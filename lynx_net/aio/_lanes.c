@@ -62,8 +62,8 @@ static int load_hash(void)
 
 typedef struct {
     Py_buffer view;
-    int is_segment;
-    uint64_t transfer;
+    int is_segment, is_summed;
+    uint64_t transfer, checksum;
     uint32_t page, stream, offset, stream_bytes;
 } Item;
 
@@ -85,7 +85,7 @@ static int read_number(PyObject *tuple, Py_ssize_t index, uint64_t most, uint64_
 /* Takes the buffer last, so that a failed item holds nothing. */
 static int read_item(PyObject *tuple, Item *item)
 {
-    if (tuple == NULL || !PyTuple_Check(tuple) || PyTuple_Size(tuple) != 6) {
+    if (tuple == NULL || !PyTuple_Check(tuple) || PyTuple_Size(tuple) != 7) {
         if (!PyErr_Occurred())
             PyErr_SetString(PyExc_TypeError, "a batch is a list of SendBytes");
         return -1;
@@ -96,6 +96,9 @@ static int read_item(PyObject *tuple, Item *item)
         if (read_number(tuple, 1, UINT64_MAX, &item->transfer) < 0 || read_number(tuple, 2, UINT32_MAX, &page) < 0
             || read_number(tuple, 3, UINT8_MAX, &stream) < 0 || read_number(tuple, 4, UINT32_MAX, &offset) < 0
             || read_number(tuple, 5, UINT32_MAX, &stream_bytes) < 0)
+            return -1;
+        item->is_summed = PyTuple_GetItem(tuple, 6) != Py_None;
+        if (item->is_summed && read_number(tuple, 6, UINT64_MAX, &item->checksum) < 0)
             return -1;
         item->page = (uint32_t)page;
         item->stream = (uint32_t)stream;
@@ -167,7 +170,7 @@ static void pack_header(unsigned char *to, const Item *item, Py_ssize_t followin
     put32(to + 20, item->offset);
     put32(to + 24, item->stream_bytes);
     put32(to + 28, flags);
-    put64(to + 32, hash_cold(running, item->view.buf, (size_t)item->view.len));
+    put64(to + 32, item->is_summed ? item->checksum : hash_cold(running, item->view.buf, (size_t)item->view.len));
     put64(to + 40, lanes_hash(to, SUMMED_BYTES));
 }
 

@@ -259,16 +259,16 @@ class Link:
     # ---- what transfers call
 
     def submit(
-        self, transfer: OutgoingTransfer, streams: Iterable[tuple[int, int, memoryview, tuple[int, ...]]]
+        self, transfer: OutgoingTransfer, streams: Iterable[tuple[int, int, memoryview, tuple[int, ...], int | None]]
     ) -> None:
-        """Queue streams of pages, in order: page, stream, data and rank of each. Those before an error are queued."""
+        """Queue streams of pages, in order: page, stream, data, rank and checksum. Those before an error are queued."""
         with self.lock:
             if not self.core.outgoing.is_open(transfer.id):
                 self.events.drain()  # why it has ended may not have been handled yet
                 transfer.delivered.done()
             now, queued_bytes = self.clock(), 0
-            for page, stream, data, rank in streams:
-                queued_bytes = self.core.outgoing.submit(transfer.id, page, stream, data, now, rank)
+            for page, stream, data, rank, checksum in streams:
+                queued_bytes = self.core.outgoing.submit(transfer.id, page, stream, data, now, rank, checksum)
             if queued_bytes >= self.core.outgoing.queue_bytes:
                 self._waiting_for_room.add(transfer.id)
                 transfer.has_room(False)

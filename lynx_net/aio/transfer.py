@@ -163,11 +163,14 @@ class OutgoingTransfer(_Transfer):
             TypeError: not contiguous host memory; nothing was queued.
             LynxError: the transfer has ended, has no such page, or it was submitted before.
         """
-        self.link.submit(self, ((page, stream, _contiguous(data), rank),))
+        self.link.submit(self, ((page, stream, _contiguous(data), rank, None),))
 
-    def submit_all(self, streams: Iterable[tuple[int, int, memoryview, tuple[int, ...]]]) -> None:
-        """`submit` for many: page, stream, data and rank of each. Those before an error are queued."""
-        self.link.submit(self, [(page, stream, _contiguous(data), rank) for page, stream, data, rank in streams])
+    def submit_all(self, streams: Iterable[tuple[int, int, memoryview, tuple[int, ...], int | None]]) -> None:
+        """`submit` for many: page, stream, data, rank, and xxh3-64 if it is known. Those before an error are queued."""
+        self.link.submit(
+            self,
+            [(page, stream, _contiguous(data), rank, checksum) for page, stream, data, rank, checksum in streams],
+        )
 
     def cancel(self, reason: str = "cancelled by the sender") -> None:
         """Give up; the receiver's waiters get TransferAbortedError. Nothing happens if it has ended."""

@@ -50,6 +50,8 @@ class DeviceBuffers:
             which it gets to the device more slowly.
         staging_bytes: memory of each device beside the caches, for both directions together.
         group_bytes: how much of a cache is encoded at once, about.
+        checksums: the device makes those of what it encodes, where a stream of a page is one segment; else the threads
+            that send do, which reads all of it once more.
         prepare: devices for which all of this is allocated when the endpoint opens, and the default codecs are loaded;
             else that happens in the first transfers, which then take longer.
     """
@@ -59,6 +61,7 @@ class DeviceBuffers:
     receive_pinned_bytes: int = 1024 * 1024 * 1024
     staging_bytes: int = 128 * 1024 * 1024
     group_bytes: int = 32 * 1024 * 1024
+    checksums: bool = True
     prepare: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:

@@ -3,7 +3,8 @@
 For each group, on the streams of its device: the encoding stream waits for what the caller's stream has, then the
 kernels write the streams of all pages into staging memory; the leaving stream waits for them and copies that to a
 piece of the pinned ring; an event tells the thread, which sleeps in it, and the piece is cut into views of each
-page's streams. While one group is copied the next one is being encoded and the one before is on the wire.
+page's streams, whose checksums the device has made, too. While one group is copied the next one is being encoded and
+the one before is on the wire.
 
 A view keeps its piece of the ring until the link needs it no more: until the receiver has confirmed the frame, or the
 transfer has ended. Residuals wait behind the anchors of all layers, so when the ring is rather full they are moved to
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lynx_gpu.plan import UNSUMMED_BYTES
 from lynx_gpu.ring import BufferTooLargeError
 from lynx_net.aio.offload import run_blocking
 from lynx_net.errors import CodecError, LocalProtocolError, NonFiniteError
@@ -131,7 +133,11 @@ class DeviceEncoder:
         pages: Sequence[PageRef],
         devices: Devices,
         executor: Executor | None,
+        *,
+        segment_bytes: int,
     ) -> None:
+        self._segment_bytes = segment_bytes if devices.buffers.checksums else 0
+        """What has more bytes needs no checksum of the device: each of its segments has one."""
         self._codecs = codecs
         self._fine = fine
         self._devices = devices
@@ -261,7 +267,8 @@ class DeviceEncoder:
         staging = side.staging.take(plan.total_bytes)
         with runtime.here():
             try:
-                codec.encode(job.source.view, plan, self._fine_on(side), staging, side.encoding)
+                fine, sums = self._fine_on(side), self._wants_sums(plan)
+                codec.encode(job.source.view, plan, fine, staging, side.encoding, sums=sums)
                 runtime.after(side.leaving, runtime.record(side.encoding))
                 to_host(address_of(job.first), staging, job.later_at, side.leaving)
                 if job.later is not None:
@@ -274,6 +281,9 @@ class DeviceEncoder:
                 copied = runtime.record(side.leaving)
                 side.staging.give(staging, copied)
         return copied
+
+    def _wants_sums(self, plan: BatchPlan) -> bool:
+        return min(most_bytes for _, most_bytes in plan.spans[0]) <= self._segment_bytes
 
     def _fine_on(self, side: DeviceSide) -> Any:
         """Positions of the fine tokens, each in its page, on the device; None if there are none."""
@@ -299,13 +309,20 @@ class DeviceEncoder:
             np.copyto(np.frombuffer(room, np.uint8), np.frombuffer(later, np.uint8))
             later = room
         streams: list[list[memoryview]] = [[memoryview(b"")] * len(job.group) for _ in self._codecs.stream_names]
+        checksums: list[list[int | None]] = [[None] * len(job.group) for _ in streams]
+        sums = job.plan.sums(job.first) if self._wants_sums(job.plan) else None
         for number, place in enumerate(self._codecs.places(job.layer, job.group[0].kind)):
             piece, before = (job.first, 0) if number == 0 or later is None else (later, job.later_at)
             streams[place] = [
                 piece[(begin := spans[number][0] - before) : begin + of_page[number]]
                 for spans, of_page in zip(job.plan.spans, lengths, strict=True)
             ]
-        return EncodedGroup(job.layer, job.group, streams)
+            if sums is not None:
+                checksums[place] = [
+                    of_page[number] if data.nbytes > UNSUMMED_BYTES else None
+                    for of_page, data in zip(sums, streams[place], strict=True)
+                ]
+        return EncodedGroup(job.layer, job.group, streams, checksums)
 
     def _encode_on_host(self, layer: int, group: Sequence[PageRef], source: _Source) -> EncodedGroup:
         """A codec without kernels: the pages are copied to the host and encoded there. In the codec thread."""

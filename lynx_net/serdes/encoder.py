@@ -30,11 +30,13 @@ DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
 
 class EncodedGroup(NamedTuple):
     """Pages of a layer, and for each stream of the transfer one memoryview a page; the memory must not change while a
-    view is left. All layers are cut alike: the pages are those of the first layer which lie so."""
+    view is left. All layers are cut alike: the pages are those of the first layer which lie so. `checksums` are xxh3-64
+    of the views, as far as they are known."""
 
     layer: int
     pages: Sequence[PageRef]
     streams: Sequence[Sequence[memoryview]]
+    checksums: Sequence[Sequence[int | None]] | None = None
 
 
 class Outlet(Protocol):

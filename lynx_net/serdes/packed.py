@@ -137,7 +137,7 @@ async def _send_stream(
         for page in batch:
             del left[page]
         found = await run_blocking(executor, source.read, [(page, stream) for page in batch])
-        transfer.submit_all((page, stream, memoryview(data), ()) for page, data in zip(batch, found, strict=True))
+        transfer.submit_all((page, stream, memoryview(data), (), None) for page, data in zip(batch, found, strict=True))
 
 
 async def _more(transfer: OutgoingTransfer, source: PageSource) -> None:

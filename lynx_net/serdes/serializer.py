@@ -136,7 +136,8 @@ class Sending:
         if self._device is None:
             layout = self._transfer.offer.layout
             self._device = DeviceEncoder(
-                *(self._codecs, self._fine, layout, self._pages.first, self._devices, self._executor)
+                *(self._codecs, self._fine, layout, self._pages.first, self._devices, self._executor),
+                segment_bytes=self._transfer.link.core.outgoing.segment_bytes,
             )
         return self._device
 
@@ -182,10 +183,14 @@ class _Outlet:
 
     def put(self, encoded: EncodedGroup) -> None:
         before = encoded.layer * self._per_layer
+        indices = [before + page.index for page in encoded.pages]
+        unknown = [[None] * len(indices)] * len(encoded.streams)
         self._transfer.submit_all(
             [
-                (before + page.index, number, data, (self._order.place(before + page.index),) if number else ())
-                for number, stream in enumerate(encoded.streams)
-                for page, data in zip(encoded.pages, stream, strict=True)
+                (index, number, data, (self._order.place(index),) if number else (), checksum)
+                for number, (stream, checksums) in enumerate(
+                    zip(encoded.streams, encoded.checksums or unknown, strict=True)
+                )
+                for index, data, checksum in zip(indices, stream, checksums, strict=True)
             ]
         )

@@ -57,9 +57,9 @@ def patience_bytes(window_bytes: int, segment_bytes: int) -> int:
 class ReceiveWindow:
     """What we granted the peer. Three integers: `limit` granted, `received`, and `held`, arrived but not consumed.
 
-    No more than a window is in the air, and no more than two are in the air or held: a consumer that works on a window's
-    worth keeps nobody waiting. The memory of all of it is reserved (grants.py); a window bounds what cannot be recalled.
-    `most` is what the stream can have at all: who was granted that needs to hear no more.
+    No more than a window is in the air, and no more than two are in the air or held: a consumer that works on a window
+    full of bytes keeps nobody waiting. The memory of all of it is reserved (grants.py); a window bounds what cannot be
+    recalled. `most` is what the stream can have at all: who was granted that needs to hear no more.
     """
 
     __slots__ = ("held", "limit", "most", "received", "window")

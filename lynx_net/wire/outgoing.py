@@ -114,13 +114,21 @@ class Outgoing:
         return transfer
 
     def submit(
-        self, transfer: int, page: int, stream: int, data: memoryview, now: float, rank: tuple[int, ...] = ()
+        self,
+        transfer: int,
+        page: int,
+        stream: int,
+        data: memoryview,
+        now: float,
+        rank: tuple[int, ...] = (),
+        checksum: int | None = None,
     ) -> int:
         """Queue one stream of one page; `data` must stay unchanged until the transfer has ended.
 
         Returns the bytes of stream 0 that wait to be sent.
 
-        Of what is queued in a stream the lowest rank goes first, equal ones in the order in which they came.
+        Of what is queued in a stream the lowest rank goes first, equal ones in the order in which they came; `checksum`
+        is that of the data, if it is known (`Scheduler.submit`).
 
         Raises:
             LocalProtocolError: the transfer has ended, has no such page, or it was submitted before.
@@ -130,7 +138,7 @@ class Outgoing:
         if queue is None:
             raise LocalProtocolError(f"transfer {transfer} has ended")
         waited = queue.waits_for_peer()
-        self._scheduler.submit(transfer, page, stream, data, rank)
+        self._scheduler.submit(transfer, page, stream, data, rank, checksum)
         if not waited:
             self._liveness.sending[transfer] = now
         return queue.queued_bytes[0]

@@ -84,8 +84,8 @@ def classes_of(streams: int, *, exact: bool) -> list[int]:
 class SendBytes(NamedTuple):
     """A whole control frame (`transfer` is None), or the payload of a segment.
 
-    The payload is that of bytes `offset` onward of a stream of `stream_bytes` of a page. A tuple, like headers, because
-    one is made for every segment.
+    The payload is that of bytes `offset` onward of a stream of `stream_bytes` of a page. Its `checksum`, where nobody
+    knows it, is made when the payload is sent. A tuple, like headers, because one is made for every segment.
     """
 
     data: bytes | memoryview
@@ -94,12 +94,13 @@ class SendBytes(NamedTuple):
     stream: int = 0
     offset: int = 0
     stream_bytes: int = 0
+    checksum: int | None = None
 
 
 def seal(batch: Sequence[SendBytes], last: bool = False) -> list[bytes | memoryview]:
     """The buffers to put on a lane for these, in order; segments that follow one another become a burst.
 
-    `last` says that nothing follows them at once. Computes checksums, so call it once and outside of any lock.
+    `last` says that nothing follows them at once. Makes checksums, so call it once and outside of any lock.
     """
     return [buffer for _, buffers in seal_bursts(batch, last) for buffer in buffers]
 
@@ -122,11 +123,14 @@ def seal_bursts(batch: Sequence[SendBytes], last: bool = False) -> Iterator[tupl
         at += len(burst)
         headers = [
             pack_segment_header(
-                SegmentHeader(transfer, page, stream, offset, len(data), stream_bytes, checksum(data)),
+                SegmentHeader(
+                    *(transfer, page, stream, offset, len(data), stream_bytes),
+                    checksum(data) if known is None else known,
+                ),
                 following,
                 last and at == len(batch) and not following,
             )
-            for following, (data, transfer, page, stream, offset, stream_bytes) in zip(
+            for following, (data, transfer, page, stream, offset, stream_bytes, known) in zip(
                 range(len(burst) - 1, -1, -1), burst, strict=True
             )
             if transfer is not None
@@ -150,6 +154,7 @@ class _PageStream(NamedTuple):
     page: int
     data: memoryview
     rank: tuple[int, ...]
+    checksum: int | None
 
 
 _new_tuple = tuple.__new__
@@ -207,7 +212,9 @@ class SendQueue:
         """The stream that is of a class: only the last one can have another class than its number."""
         return min(class_, len(self.pages) - 1)
 
-    def append(self, page: int, stream: int, data: memoryview, rank: tuple[int, ...] = ()) -> None:
+    def append(
+        self, page: int, stream: int, data: memoryview, rank: tuple[int, ...] = (), checksum: int | None = None
+    ) -> None:
         """Queue one stream of one page; refuses what the receiver would."""
         if not 0 <= stream < len(self.pages) or not 0 <= page < len(self._submitted[stream]):
             raise LocalProtocolError(f"transfer {self.transfer} has no page {page} with a stream {stream}")
@@ -219,7 +226,7 @@ class SendQueue:
             raise LocalProtocolError(f"stream {stream} of page {page} of transfer {self.transfer} was submitted before")
         view = data.cast("B") if length else memoryview(b"")
         submitted[page] = 1
-        pages, added = self.pages[stream], _new_tuple(_PageStream, (page, view, rank))
+        pages, added = self.pages[stream], _new_tuple(_PageStream, (page, view, rank, checksum))
         self.queued_bytes[stream] += length
         if not pages or pages[-1].rank <= rank:
             pages.append(added)
@@ -273,13 +280,13 @@ class SendQueue:
                 given_back.popleft()
                 self.unsent -= 1
             elif pages:
-                page, data, _ = pages[0]
+                page, data, _, known = pages[0]
                 total = len(data)
                 length = min(segment_bytes, total - offset)
                 if cut_bytes + length > credit:
                     break
-                payload = data if length == total else data[offset : offset + length]
-                one = _new_tuple(SendBytes, (payload, transfer, page, stream, offset, total))
+                payload, of_payload = (data, known) if length == total else (data[offset : offset + length], None)
+                one = _new_tuple(SendBytes, (payload, transfer, page, stream, offset, total, of_payload))
                 offset += length
                 if offset == total:
                     pages.popleft()
@@ -356,8 +363,18 @@ class Scheduler:
             if queue in run.queues:
                 self._stops[lane][0] = 1
 
-    def submit(self, transfer: int, page: int, stream: int, data: memoryview, rank: tuple[int, ...] = ()) -> None:
+    def submit(
+        self,
+        transfer: int,
+        page: int,
+        stream: int,
+        data: memoryview,
+        rank: tuple[int, ...] = (),
+        checksum: int | None = None,
+    ) -> None:
         """Queue one stream of one page. `data` must not change until it has been sent; the lowest `rank` goes first.
+
+        `checksum` is that of the data, if it is known: it is used where all of it goes in one segment.
 
         Raises:
             LocalProtocolError: the transfer is not open or has no such page, or it was submitted before.
@@ -368,10 +385,10 @@ class Scheduler:
             raise LocalProtocolError(f"transfer {transfer} is not open for sending")
         pages = queue.pages[stream] if 0 <= stream < len(queue.pages) else ()
         if pages and pages[0].rank <= rank:  # it does not go first
-            queue.append(page, stream, data, rank)
+            queue.append(page, stream, data, rank, checksum)
             return
         was_sendable = 0 <= stream < len(queue.pages) and queue.sendable(stream)
-        queue.append(page, stream, data, rank)
+        queue.append(page, stream, data, rank, checksum)
         if queue.sendable(stream) == was_sendable:
             return
         if was_sendable:  # what goes first now needs more credit

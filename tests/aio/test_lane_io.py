@@ -171,6 +171,18 @@ def test_a_batch_leaves_as_it_is_sealed(lanes: ModuleType, kind: str, batch: lis
             sender.join()
 
 
+@pytest.mark.parametrize("known", [0, 1, (1 << 64) - 1])
+def test_a_checksum_that_is_known_is_not_made_again(
+    io: LaneIo, pair: tuple[socket.socket, socket.socket], known: int
+) -> None:
+    """Even a wrong one: it is for the receiver to find out."""
+    batch = [segment(0, b"zero" * 100), segment(1, b"one" * 100)._replace(checksum=known), segment(2, b"two" * 100)]
+    io.send_batch(pair[0], batch)
+    headers = receive_exactly(pair[1], 3 * HEADER_BYTES)
+    sums = [int.from_bytes(headers[at + 32 : at + 40], "little") for at in range(0, len(headers), HEADER_BYTES)]
+    assert sums == [checksum(batch[0].data), known, checksum(batch[2].data)]
+
+
 @settings(max_examples=25, deadline=None)
 @given(batch=BATCHES, must=st.integers(0, 12), last=st.booleans())
 def test_a_batch_that_is_stopped_is_sent_up_to_the_same_frame(
@@ -461,6 +473,9 @@ def test_wrong_arguments_of_the_extension(lanes: ModuleType) -> None:
             ([SendBytes(good), SendBytes(good, 1, 1 << 32)], OverflowError),
             ([SendBytes(good), SendBytes(good, 1, 0, 256)], OverflowError),
             ([SendBytes(good), SendBytes(good, 1, "page")], TypeError),  # type: ignore[arg-type]
+            ([SendBytes(good), SendBytes(good, 1, checksum=-1)], OverflowError),
+            ([SendBytes(good), SendBytes(good, 1, checksum=1 << 64)], OverflowError),
+            ([SendBytes(good), SendBytes(good, 1, checksum="sum")], TypeError),  # type: ignore[arg-type]
         ]
         for batch, error in batches:
             with pytest.raises(error):

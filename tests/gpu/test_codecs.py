@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sums import check_sums
 
 from lynx_codec import CodecError, NonFiniteError, PageShape, get_codec
 from lynx_codec.codecs import LynxCodec
@@ -100,7 +101,8 @@ def _encode_on_device(
     piece = cupy.full(plan.total_bytes, 0xA5, cupy.uint8)
     stream = cupy.cuda.Stream(non_blocking=True)
     cupy.cuda.get_current_stream().synchronize()
-    device_codec.encode(view, plan, cupy.asarray(fine) if fine.size else None, piece.data.ptr, stream)
+    positions = cupy.asarray(fine) if fine.size else None
+    device_codec.encode(view, plan, positions, piece.data.ptr, stream, sums=True)
     stream.synchronize()
     host = memoryview(piece.get())
     lengths = plan.lengths(host)
@@ -110,10 +112,12 @@ def _encode_on_device(
             assert length <= most
             room[offset : offset + most] = 0xA5
     assert np.all(room[plan.status_bytes :] == 0xA5), "something was written between the streams"
-    return [
+    found = [
         [bytes(host[offset : offset + length]) for length, (offset, _) in zip(of_page, spans, strict=True)]
         for of_page, spans in zip(lengths, plan.spans, strict=True)
     ]
+    check_sums(found, plan.sums(host))
+    return found
 
 
 def _decode_on_device(

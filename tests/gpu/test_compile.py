@@ -26,6 +26,7 @@ CASES: list[tuple[str, tuple[str, ...], Any, tuple[str, int, int, bool, int], di
     ("decode.cu", FRONT, NESTED, ("float16", 3, 37, False, 0), {"KNOWN": 1, "STAGES": 4}),
     ("raw.cu", WHOLE, get_codec("bf16"), ("bfloat16", 8, 128, True, 0), {}),
     ("gather.cu", WHOLE, None, None, {}),
+    ("checksum.cu", WHOLE, None, None, {}),
     ("exact_encode.cu", WHOLE, NESTED, ("bfloat16", 9, 61, False, 2), {}),
     ("exact_encode.cu", FRONT, NESTED, ("float16", 1, 64, True, 1), {}),
     ("exact_decode.cu", UNOPTIMISED, NESTED, ("float32", 1, 64, True, 1), {}),

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import xxhash
 
 from lynx_codec import Codec, CodecError, NonFiniteError, PageShape
 from lynx_gpu.ring import ordinary_memory
@@ -155,12 +156,14 @@ class FakeJob:
 
 
 class FakePlan:
-    """Status: whether a page was none, then what could not be encoded, then lengths of each stream of each page."""
+    """Status: whether a page was none, then what could not be encoded, then lengths of each stream of each page, then
+    their checksums."""
 
     def __init__(self, codec: Codec, jobs: Sequence[FakeJob]) -> None:
         self.jobs = tuple(jobs)
         streams = len(codec.stream_names)
-        self.status_bytes = 64 + 8 * streams * len(jobs)
+        self._sums_at = 64 + 8 * streams * len(jobs)
+        self.status_bytes = self._sums_at + 8 * streams * len(jobs)
         at = self.status_bytes
         self.spans: list[list[tuple[int, int]]] = [[] for _ in jobs]
         for stream in range(streams):  # first all first streams, as in the plans of lynx_gpu
@@ -173,7 +176,12 @@ class FakePlan:
         status = np.frombuffer(memory, np.int64, self.status_bytes // 8)
         if status[1]:
             raise NonFiniteError(float("nan"), *(int(n) for n in status[2:5]))
-        return [tuple(int(n) for n in row) for row in status[8:].reshape(len(self.jobs), -1)]
+        return [tuple(int(n) for n in row) for row in status[8 : self._sums_at // 8].reshape(len(self.jobs), -1)]
+
+    def sums(self, memory: memoryview) -> list[list[int]]:
+        sums = np.frombuffer(memory, np.uint64, (self.status_bytes - self._sums_at) // 8, self._sums_at)
+        found: list[list[int]] = sums.reshape(len(self.jobs), -1).tolist()
+        return found
 
     def check(self, memory: memoryview) -> None:
         if np.frombuffer(memory, np.int64, 1)[0]:
@@ -189,7 +197,9 @@ class FakeCodec:
     def plan(self, jobs: Sequence[FakeJob]) -> FakePlan:
         return FakePlan(self.codec, jobs)
 
-    def encode(self, view: FakeView, plan: FakePlan, fine: Any, out: int, stream: FakeStream) -> None:
+    def encode(
+        self, view: FakeView, plan: FakePlan, fine: Any, out: int, stream: FakeStream, *, sums: bool = False
+    ) -> None:
         assert view.device == self._device
 
         def kernel() -> None:
@@ -197,7 +207,8 @@ class FakeCodec:
             piece = _bytes_at(out, plan.total_bytes)
             status = np.frombuffer(piece, np.int64, plan.status_bytes // 8)
             status[:] = 0
-            for row, job, spans in zip(status[8:].reshape(len(plan.jobs), -1), plan.jobs, plan.spans, strict=True):
+            rows, of_pages = status[8:].reshape(2, len(plan.jobs), -1)
+            for row, summed, job, spans in zip(rows, of_pages.view(np.uint64), plan.jobs, plan.spans, strict=True):
                 values = np.array(view.array.values[job.start : job.start + job.shape.tokens])
                 self._cuda.encoded.append((self._device, job.start))
                 chosen = None if fine is None else fine[job.fine_at : job.fine_at + job.shape.fine]
@@ -206,6 +217,13 @@ class FakeCodec:
                     row[:] = self.codec.encode(values, job.shape, outs, chosen)
                 except NonFiniteError as error:
                     status[1:5] = 1, error.token, error.head, error.channel
+                    continue
+                if sums:
+                    self._cuda.summed_pages += 1
+                    summed[:] = [
+                        xxhash.xxh3_64_intdigest(data[:length]) ^ self._cuda.bad_sums
+                        for data, length in zip(outs, row, strict=True)
+                    ]
 
         stream.put(kernel)
 
@@ -238,6 +256,9 @@ class FakeCuda:
     copy_s: float = 0.0
     bad_header: bool = False
     bad_pages: int = 0
+    bad_sums: int = 0
+    """Bits that are wrong in the checksums of all encoded streams."""
+    summed_pages: int = 0
     without_kernels: tuple[str, ...] = ()
     longest_page: int = 1 << 16
     pinned_bytes: int = 0

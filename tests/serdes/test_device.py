@@ -12,7 +12,14 @@ from fakecuda import FakeArray
 
 import lynx_net
 from lynx_net import CacheLayout, HostCache, LinkConfig
-from lynx_net.errors import CodecError, LocalProtocolError, LynxError, NonFiniteError, TransferAbortedError
+from lynx_net.errors import (
+    CodecError,
+    IntegrityError,
+    LocalProtocolError,
+    LynxError,
+    NonFiniteError,
+    TransferAbortedError,
+)
 from lynx_net.serdes.device import DeviceBuffers
 
 if TYPE_CHECKING:
@@ -91,6 +98,37 @@ async def test_device_to_device_is_what_the_codec_gives(codec: str, cuda: FakeCu
     transfer = await pass_on(cache, codec=codec, devices=(0, 1), lanes=3)
     assert same(transfer.target.on_host(), cache.decoded(codec))
     assert {device for device, _ in cuda.encoded} == {device for device, *_ in cuda.decoded} == {0, 1}
+
+
+async def test_the_device_makes_checksums_which_the_receiver_compares(
+    cuda: FakeCuda, make_cache: Any, same: Any
+) -> None:
+    cache = make_cache(layers=2, tokens=520)
+    transfer = await pass_on(cache)
+    assert same(transfer.target.on_host(), cache.decoded("lynx"))
+    assert cuda.summed_pages == cache.layout.page_count
+    cuda.bad_sums = 1 << 40
+    with pytest.raises(LynxError, match="checksum") as caught:
+        await pass_on(cache)
+    assert isinstance(caught.value, IntegrityError | TransferAbortedError)
+
+
+@pytest.mark.parametrize(
+    ("buffers", "config"),
+    [
+        (DeviceBuffers(checksums=False), None),
+        (None, LinkConfig(segment_bytes=4096)),
+    ],
+    ids=["not wanted", "small segments"],
+)
+async def test_checksums_that_nobody_needs_are_not_made(
+    buffers: DeviceBuffers | None, config: LinkConfig | None, cuda: FakeCuda, make_cache: Any, same: Any
+) -> None:
+    cuda.bad_sums = 1
+    cache = make_cache(layers=2, tokens=520, heads=4)
+    transfer = await pass_on(cache, buffers=buffers, config=config)
+    assert same(transfer.target.on_host(), cache.decoded("lynx"))
+    assert cuda.summed_pages == 0
 
 
 @pytest.mark.parametrize("fields", [{"tokens": 1}, {"key_size": 0}, {"value_size": 0}, {"layers": 0}, {"tokens": 0}])

@@ -416,6 +416,17 @@ def test_nothing_follows_the_last_segment_of_what_is_sealed(last: bool) -> None:
     assert seal([control], last) == [control.data]
 
 
+def test_a_checksum_goes_with_streams_of_one_segment_alone() -> None:
+    scheduler = Scheduler()
+    scheduler.open(SendQueue(1, streams=1, page_count=3, segment_bytes=SEGMENT, initial_credit=10 * SEGMENT))
+    for page, size in enumerate((SEGMENT, SEGMENT + 1, SEGMENT)):
+        scheduler.submit(1, page, 0, memoryview(bytes(size)), checksum=page + 7 if page < 2 else None)
+    chosen = [scheduler.next(0, 0.0) for _ in range(4)]
+    assert [(one.page, one.offset, one.checksum) for one in chosen if isinstance(one, SendBytes)] == [
+        (0, 0, 7), (1, 0, None), (1, SEGMENT, None), (2, 0, None),
+    ]  # fmt: skip
+
+
 def test_there_is_a_next_segment_only_with_credit_and_pace() -> None:
     scheduler = Scheduler(TokenBucket(8000, 0.0), urgent_lane=True)
     scheduler.open(SendQueue(1, streams=2, page_count=2, segment_bytes=SEGMENT, initial_credit=2 * SEGMENT))
