@@ -1,14 +1,17 @@
 """Throughput over loopback beside a raw blocking-socket copy: `python -m perf.loopback --json FILE`.
 
 Both move the same bytes between two processes with as many connections and the same buffer size, in turn, and lynx_net
-checks every segment's checksum. Figures are medians over the rounds; CPU seconds are user and system
-time of both sides.
+checks every segment's checksum. Figures are medians over the rounds. CPU seconds are user and system time of both
+processes and, beside that, of the whole machine meanwhile: the kernel receives in threads of its own (ksoftirqd) and on
+idle cores, too, the more of it the larger the buffers are that raw sockets are given, and counts that for no process.
+Nothing else should run then.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import multiprocessing
 import os
 import resource
@@ -18,7 +21,7 @@ import threading
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import lynx_net
 from lynx_net import LinkConfig, SocketOptions
@@ -41,6 +44,16 @@ def cpu_seconds() -> float:
     """User and system time of this process."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
+
+
+def machine_cpu_seconds() -> float:
+    """The same of all cores, with what the kernel does for nobody in particular; NaN where it does not tell (Linux)."""
+    try:
+        first = Path("/proc/stat").read_text(encoding="ascii").partition("\n")[0]
+    except OSError:
+        return math.nan
+    user, nice, system, _idle, _iowait, irq, softirq, *_ = map(int, first.split()[1:])
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
 
 
 # ---- raw sockets
@@ -133,23 +146,34 @@ def lynx_send(port: int, total: int, lanes: int, size: int, unsent_bytes: int | 
     return run(send())
 
 
+class Run(NamedTuple):
+    """Gbit/s, and CPU seconds per GB of both processes and of the machine."""
+
+    gbps: float
+    cpu: float
+    machine_cpu: float
+
+
 def measure(
     receive: Callable[[Connection, int, int, int], None],
     send: Callable[[int, int, int, int], tuple[float, float]],
     total: int,
     lanes: int,
     size: int,
-) -> tuple[float, float]:
-    """Gbit/s and CPU seconds per GB of one run."""
+) -> Run:
+    """One run."""
     here, there = multiprocessing.Pipe()
     context = multiprocessing.get_context("spawn")
     process = context.Process(target=receive, args=(there, total, lanes, size), daemon=True)
     process.start()
     there.close()  # so that a receiver that dies ends the wait below
-    began_s, sent_cpu = send(here.recv(), total, lanes, size)
+    port, machine_cpu = here.recv(), machine_cpu_seconds()
+    began_s, sent_cpu = send(port, total, lanes, size)
     ended_s, received_cpu = here.recv()
+    machine_cpu = machine_cpu_seconds() - machine_cpu
     process.join()
-    return total * 8 / (ended_s - began_s) / 1e9, (sent_cpu + received_cpu) / (total / 1e9)
+    gigabytes = total / 1e9
+    return Run(gigabytes * 8 / (ended_s - began_s), (sent_cpu + received_cpu) / gigabytes, machine_cpu / gigabytes)
 
 
 def main() -> None:
@@ -171,15 +195,15 @@ def main() -> None:
         "raw": (raw_receive, raw_send),
         "lynx": (partial(lynx_receive, unsent_bytes=unsent), partial(lynx_send, unsent_bytes=unsent)),
     }
-    runs: dict[str, list[tuple[float, float]]] = {kind: [] for kind in sides}
+    runs: dict[str, list[Run]] = {kind: [] for kind in sides}
     for round_ in range(options.rounds):
         for kind, (receive, send) in sides.items():
             runs[kind].append(measure(receive, send, total, options.lanes, size))
-            gbps, cpu = runs[kind][-1]
-            print(f"round {round_ + 1} {kind:5} {gbps:7.2f} Gbit/s  {cpu:.3f} CPU s/GB", flush=True)
-    speed = {kind: statistics.median(gbps for gbps, _ in results) for kind, results in runs.items()}
-    cpu_cost = {kind: statistics.median(cpu for _, cpu in results) for kind, results in runs.items()}
-    ratios = [lynx[0] / raw[0] for raw, lynx in zip(runs["raw"], runs["lynx"], strict=True)]
+            gbps, cpu, machine_cpu = runs[kind][-1]
+            costs = f"{cpu:.3f} CPU s/GB, {machine_cpu:.3f} of the machine"
+            print(f"round {round_ + 1} {kind:5} {gbps:7.2f} Gbit/s  {costs}", flush=True)
+    raw, lynx = (Run(*map(statistics.median, zip(*runs[kind], strict=True))) for kind in sides)
+    ratios = [ours.gbps / theirs.gbps for theirs, ours in zip(runs["raw"], runs["lynx"], strict=True)]
     figures = {
         "machine": machine_facts(PACKAGES),
         "version": lynx_net.__version__,
@@ -187,15 +211,16 @@ def main() -> None:
         "segment_bytes": size,
         "unsent_bytes": options.unsent_bytes,
         "bytes": total,
-        "raw_gbps": speed["raw"],
-        "lynx_gbps": speed["lynx"],
+        "raw_gbps": raw.gbps,
+        "lynx_gbps": lynx.gbps,
         "ratio": statistics.median(ratios),
-        "cpu_ratio": cpu_cost["lynx"] / cpu_cost["raw"],
+        "cpu_ratio": lynx.cpu / raw.cpu,
+        "machine_cpu_ratio": lynx.machine_cpu / raw.machine_cpu,
         "rounds": runs,
     }
     print(
-        f"raw {speed['raw']:.2f}, lynx_net {speed['lynx']:.2f} Gbit/s, "
-        f"ratio {figures['ratio']:.3f}, CPU ratio {figures['cpu_ratio']:.3f}"
+        f"raw {raw.gbps:.2f}, lynx_net {lynx.gbps:.2f} Gbit/s, ratio {figures['ratio']:.3f}, "
+        f"CPU ratio {figures['cpu_ratio']:.3f}, of the machine {figures['machine_cpu_ratio']:.3f}"
     )
     if options.json:
         options.json.write_text(json.dumps(figures, indent=1))
