@@ -17,7 +17,18 @@ from lynx_codec.tables import CELL_BITS, UNIT, UNIT_BITS
 from lynx_gpu.driver import driver, launch
 from lynx_gpu.exact import MAX_EXACT_VALUES, check_exact, decode_exact, decode_scratch, encode_exact, encode_scratch
 from lynx_gpu.modules import cupy, kernel
-from lynx_gpu.plan import FLAGS, LANE_CHANNELS, SLAB_CHANNELS, SLAB_TOKENS, STATUS, BatchPlan, PageJob, padded
+from lynx_gpu.plan import (
+    FLAGS,
+    LANE_CHANNELS,
+    SLAB_CHANNELS,
+    SLAB_TOKENS,
+    STATUS,
+    TILE_CHANNELS,
+    BatchPlan,
+    PageJob,
+    padded,
+    tiles_of,
+)
 from lynx_gpu.views import ITEM_BYTES
 
 if TYPE_CHECKING:
@@ -44,9 +55,6 @@ _DECODER_TABLES_BYTES = 2304
 
 _RESERVED_SHARED_BYTES = 1024
 """Of a multiprocessor's memory, for each block."""
-
-_TILE_CHANNELS = 128
-"""Of a block of the encoder."""
 
 _WIDE_BLOCKS = 256
 """That look for pages that need 16-bit fields."""
@@ -156,8 +164,8 @@ class DeviceCodec:
             raise CodecError("pages with fine tokens are encoded, but their positions are not given")
         common = self._common(view, plan)
         with self._current():
-            self._zero(out, plan.status_bytes, stream)
             if self._raw:
+                self._zero(out, plan.sums_at, stream)
                 arguments = (*common, self._header(), np.uint64(out), np.uint64(out))
                 self._launch(stream, "raw.cu", "encode_raw", view, self._raw_grid(view, plan), 0, arguments)
             else:
@@ -168,15 +176,14 @@ class DeviceCodec:
     def _encode_codes(
         self, view: DeviceView, plan: BatchPlan, common: tuple[Any, ...], fine: Any, out: int, stream: Any
     ) -> None:
-        positions, at = np.uint64(0 if fine is None else fine.data.ptr), np.uint64(out)
-        arguments = (*common, positions, self._header(), self._cells(), at, at, np.int32(view.in_units))
-        tiles = -(-view.heads * padded(view.head_size) // _TILE_CHANNELS)
+        positions, at, blocks = map(np.uint64, (0 if fine is None else fine.data.ptr, out, out + plan.blocks_at))
+        arguments = (*common, positions, self._header(), self._cells(), at, blocks, np.int32(view.in_units))
         fields = max(_fields_bytes(self.codec, job.shape) for job in plan.jobs)
         warps, shared = block_of_warps(ITEM_BYTES[view.dtype], fields, self._shared_limit)
         more, threads, pages = ("WARPS", warps), warps * _WARP_LANES, len(plan.jobs)
         launch_encoder = partial(self._launch, stream, "encode.cu", threads=threads)
-        launch_encoder("encode_pages", view, (tiles, pages), shared, arguments, more)
-        again = (*arguments, np.int32(pages))
+        launch_encoder("encode_pages", view, (tiles_of(plan.jobs[0].shape), pages), shared, arguments, more)
+        again = (*arguments, at, np.int32(pages))
         launch_encoder("encode_wide_pages", view, (min(pages, _WIDE_BLOCKS),), shared, again, more)
         if self.codec.variable_streams:
             scratch = self._scratch(len(plan.jobs) * encode_scratch(plan), stream)
@@ -416,13 +423,13 @@ def _fields_bytes(codec: PageCodec, shape: PageShape) -> int:
     if not codec.row_bits:
         return 0
     chunks = 1 if isinstance(codec, LynxCodec) else codec.sections(shape, False).chunks
-    return 8 * chunks * _TILE_CHANNELS
+    return 8 * chunks * TILE_CHANNELS
 
 
 @lru_cache(maxsize=64)
 def block_of_warps(item_bytes: int, fields_bytes: int, limit_bytes: int) -> tuple[int, int]:
     """Warps of a block of the encoder, and what they share: 32 tokens each, fewer where a device has less memory."""
-    shared = {warps: warps * _WARP_LANES * _TILE_CHANNELS * item_bytes + fields_bytes for warps in _WARPS}
+    shared = {warps: warps * _WARP_LANES * TILE_CHANNELS * item_bytes + fields_bytes for warps in _WARPS}
     warps = next((warps for warps in _WARPS if shared[warps] + _STATIC_SHARED_BYTES <= limit_bytes), _WARPS[-1])
     return warps, shared[warps]
 

@@ -29,11 +29,13 @@ __all__ = [
     "SLAB_TOKENS",
     "STATUS",
     "SUM",
+    "TILE_CHANNELS",
     "UNSUMMED_BYTES",
     "WIDE_PAGE",
     "BatchPlan",
     "PageJob",
     "padded",
+    "tiles_of",
 ]
 
 MAX_STREAMS = 16
@@ -74,6 +76,9 @@ LANE_CHANNELS = 8
 SLAB_CHANNELS = SLAB_TOKENS = 256
 """Of a block of the decoder."""
 
+TILE_CHANNELS = 128
+"""Of a block of the encoder."""
+
 _PIECE_BYTES = 256
 _SECTION_BYTES = 128
 """Codes begin at multiples of this, so that rows are whole sectors."""
@@ -99,7 +104,7 @@ class BatchPlan:
         jobs: the pages.
         spans: [page][stream] to offset and most bytes. First all first streams, then all second ones, and so on.
         status_bytes: what the kernels say of the pages lies in so many bytes at the beginning, at most.
-        sums_at: where, in them, the checksums of all streams are.
+        sums_at, blocks_at: where, in them, the checksums of all streams are, and what blocks of the encoder say.
         decoder_grid: blocks that decode codes: of channels, pages, and tokens.
         total_bytes: of the piece.
         table: the jobs as kernels read them.
@@ -113,6 +118,7 @@ class BatchPlan:
     spans: tuple[tuple[tuple[int, int], ...], ...]
     status_bytes: int
     sums_at: int
+    blocks_at: int
     total_bytes: int
     decoder_grid: tuple[int, int, int]
     table: np.ndarray[Any, Any]
@@ -126,10 +132,12 @@ class BatchPlan:
     def of(codec: PageCodec, jobs: Sequence[PageJob]) -> BatchPlan:
         """The plan for these pages, with room for pages that escape to 16-bit metadata."""
         grid = _decoder_grid(jobs)
-        # A flag word of each block of the decoder, or the status of each page and the checksums of its streams.
+        # A flag word of each block of the decoder; or the status of each page, the checksums of its streams, and the
+        # status of each block of the encoder.
         sums_at = len(jobs) * STATUS.itemsize
-        sums_bytes = len(jobs) * len(codec.stream_names) * SUM.itemsize
-        status_bytes = _round_up(max(sums_at + sums_bytes, prod(grid) * FLAGS.itemsize), _PIECE_BYTES)
+        blocks_at = _round_up(sums_at + len(jobs) * len(codec.stream_names) * SUM.itemsize, STATUS.itemsize)
+        encoder_bytes = blocks_at + sum(tiles_of(job.shape) for job in jobs) * STATUS.itemsize
+        status_bytes = _round_up(max(encoder_bytes, prod(grid) * FLAGS.itemsize), _PIECE_BYTES)
         cursor = status_bytes
         spans: list[list[tuple[int, int]]] = [[] for _ in jobs]
         shapes: dict[PageShape, int] = {}
@@ -156,7 +164,9 @@ class BatchPlan:
         others = tuple(n for n in range(len(jobs)) if n not in plain)
         whole = tuple(tuple(of_page) for of_page in spans)
         total_bytes = _round_up(cursor, _PIECE_BYTES)
-        return BatchPlan(codec, tuple(jobs), whole, status_bytes, sums_at, total_bytes, grid, table, plain, others)
+        return BatchPlan(
+            *(codec, tuple(jobs), whole, status_bytes, sums_at, blocks_at, total_bytes, grid, table, plain, others)
+        )
 
     @cached_property
     def lengths_table(self) -> np.ndarray[Any, Any]:
@@ -217,6 +227,11 @@ class BatchPlan:
 def padded(head_size: int) -> int:
     """Channels of a head as kernels count them: whole groups."""
     return _round_up(head_size, LANE_CHANNELS)
+
+
+def tiles_of(shape: PageShape) -> int:
+    """Blocks of the encoder for a page."""
+    return -(-shape.heads * padded(shape.head_size) // TILE_CHANNELS)
 
 
 def _decoder_grid(jobs: Sequence[PageJob]) -> tuple[int, int, int]:

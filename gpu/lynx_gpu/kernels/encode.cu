@@ -185,6 +185,8 @@ __device__ __forceinline__ void encode_tile(const View &view, const Job &job, in
         least[i] = 0x7FFFFFFF;
         most[i] = (int)0x80000000;
     }
+    if (!WIDE && thread == 0)
+        *status = Status{};
     const int own_fine = lane < at.fine ? fine[lane] : NOT_FINE;
     if (number == 0) {
         write_header(anchor, header, HEADER, job, WIDE, THREADS);
@@ -253,23 +255,39 @@ __device__ __forceinline__ void encode_tile(const View &view, const Job &job, in
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     encode_pages(u8 *pointer, i64 token_stride, i64 head_stride, i64 block_stride, const int *block_table,
                  int block_tokens, const Job *jobs, const int *fine, const u8 *header, const float4 *cells, u8 *piece,
-                 Status *status, int in_units)
+                 Status *blocks, int in_units)
 {
     const View view = {pointer, token_stride, head_stride, block_stride, block_table, block_tokens};
-    encode_tile<false>(view, jobs[blockIdx.y], blockIdx.x, fine, header, cells, piece, status + blockIdx.y, in_units);
+    Status *const own = blocks + blockIdx.y * TILES + blockIdx.x; // so that nobody has to clear any before
+    encode_tile<false>(view, jobs[blockIdx.y], blockIdx.x, fine, header, cells, piece, own, in_units);
 }
 
-// Pages that turned out to need 16-bit fields are made once more; each block looks at some of the flags.
+// What all blocks of a page have found.
+__device__ __forceinline__ Status whole_status(const Status *blocks)
+{
+    Status whole = {};
+#pragma unroll
+    for (int tile = 0; tile < TILES; tile++) {
+        whole.flags |= blocks[tile].flags;
+        whole.bad = max(whole.bad, blocks[tile].bad);
+    }
+    return whole;
+}
+
+// The status of pages from those of their blocks; pages that turned out to need 16-bit fields are made once more.
 extern "C" __global__ void __launch_bounds__(THREADS)
     encode_wide_pages(u8 *pointer, i64 token_stride, i64 head_stride, i64 block_stride, const int *block_table,
                       int block_tokens, const Job *jobs, const int *fine, const u8 *header, const float4 *cells, u8 *piece,
-                      Status *status, int in_units, int pages)
+                      const Status *blocks, int in_units, Status *status, int pages)
 {
     const View view = {pointer, token_stride, head_stride, block_stride, block_table, block_tokens};
     const int step = gridDim.x;
     for (int from = blockIdx.x; from < pages; from += THREADS * step) {
         const int mine = from + threadIdx.x * step;
-        if (!__syncthreads_count(mine < pages && status[mine].flags & WIDE_PAGE))
+        Status whole = {};
+        if (mine < pages)
+            status[mine] = whole = whole_status(blocks + mine * TILES);
+        if (!__syncthreads_count(whole.flags & WIDE_PAGE))
             continue;
         for (int page = from; page < min(from + THREADS * step, pages); page += step)
             for (int tile = 0; tile < TILES && status[page].flags & WIDE_PAGE; tile++) {
