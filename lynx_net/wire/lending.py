@@ -24,9 +24,9 @@ __all__ = ["LEAST_LENT_BYTES", "Lender", "LentRun", "Stock"]
 LEAST_LENT_BYTES = 32 * 1024
 """Smaller pages are read many at a time, with what is between them."""
 
-MOST_LENT_BYTES = 32 << 20
-"""Of one stream, for each lane. Pages of other sizes follow each other, and lanes are not equally far: where one finds
-no buffer of the size that it needs, it has to ask."""
+MOST_LENT_BYTES = 8 << 20
+"""Of one stream and size, for each lane: enough for whole bursts, and few, so that they are used again while they are
+warm. Where pages of another size follow, lanes are not equally far, and none should find its own size used up."""
 
 LentRun: TypeAlias = "tuple[int, int, int, list[int], list[memoryview], bool]"
 """What a lane hands back: transfer, stream and bytes of some page streams, their pages in the order in which they came,

@@ -20,6 +20,7 @@ Rules:
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -193,6 +194,8 @@ class ReceiveState:
         self.lent_bytes = [0] * streams
         """Of buffers lent to lanes (lending.py)."""
         self._lent_pages = [0] * streams
+        self._lent_of: list[Counter[int]] = [Counter() for _ in range(streams)]
+        """Bytes that are lent by the size of the buffers."""
         self._lent_up_to = [0] * streams
         self._overtaken = [0] * streams
         """Pages that came in buffers which had been lent with earlier ones in view."""
@@ -308,12 +311,13 @@ class ReceiveState:
     def lend(self, stream: int, least_bytes: int, most_bytes: int) -> list[memoryview]:
         """Buffers for the next pages of a stream that have not begun, within credit and segment (lending.py).
 
-        A quarter of the credit is left for what comes in other sizes, and no more than `most_bytes` are lent at a time.
+        A quarter of the credit is left for what comes in other sizes, and no more than `most_bytes` of each are lent.
         Few pages are looked at, the next ones next time. Next is what a sender of ours sends next: pages have other
         sizes than those beside them, keys than values, and those of fine tokens.
         """
         lent_bytes = self.lent_bytes[stream]
-        room_bytes = min(self.windows[stream].outstanding * 3 // 4, most_bytes) - lent_bytes
+        room_bytes = self.windows[stream].outstanding * 3 // 4 - lent_bytes
+        lent_of = self._lent_of[stream]
         room_pages = self._page_count - self._begun_pages[stream] - self._lent_pages[stream]
         buffers: list[memoryview] = []
         known: PageSizes | None = None
@@ -333,8 +337,10 @@ class ReceiveState:
                 size = -1 if isinstance(sizes, range) else min(sizes)
             # Empty ones too: a burst of segments is received into lent buffers as a whole, or not at all.
             if (least_bytes <= size <= self.segment_bytes or not size) and not self._has_begun(index, stream):
-                if size > room_bytes:
+                of_size = lent_of[size] + size
+                if size > room_bytes or of_size > most_bytes:
                     break
+                lent_of[size] = of_size
                 room_bytes -= size
                 buffers.append(self._pool.take(size))
                 lent_bytes += size
@@ -371,8 +377,7 @@ class ReceiveState:
             IntegrityError: its bytes do not match its checksum.
         """
         _, stream, size, pages, buffers, sound = run
-        self.lent_bytes[stream] -= size * len(pages)
-        self._lent_pages[stream] -= len(pages)
+        self._not_lent(stream, size, len(pages))
         window, count, others = self.windows[stream], 0, []
         is_last = stream + 1 == self.streams
         lent_up_to = self._lent_up_to[stream]
@@ -428,9 +433,13 @@ class ReceiveState:
         """Lent buffers of a stream are free again."""
         self._lent_up_to[stream] = self._first_not_begun(stream)
         for buffer in buffers:
-            self.lent_bytes[stream] -= buffer.nbytes
-            self._lent_pages[stream] -= 1
+            self._not_lent(stream, buffer.nbytes, 1)
             self._pool.give(buffer)
+
+    def _not_lent(self, stream: int, size: int, pages: int) -> None:
+        self.lent_bytes[stream] -= size * pages
+        self._lent_of[stream][size] -= size * pages
+        self._lent_pages[stream] -= pages
 
     def _count_early(self, size: int) -> None:
         self._early_bytes += size

@@ -14,7 +14,7 @@ from lynx_net.wire.layout import CacheLayout
 from lynx_net.wire.receiving import PageArrived, PagesArrived, ReceiveState
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from lynx_net.wire.events import Event
     from lynx_net.wire.lending import LentRun
@@ -26,9 +26,15 @@ LAYOUT = CacheLayout(layers=2, tokens=PAGES // 2, heads=1, key_size=1, value_siz
 EVERYTHING = PAGES * SIZE
 
 
-def make_state(streams: int = STREAMS) -> ReceiveState:
+def make_state(streams: int = STREAMS, size_of: Callable[[int], int] = lambda page: SIZE) -> ReceiveState:
     state = ReceiveState(
-        1, LAYOUT, streams, SIZE, lambda _: [frozenset({SIZE})] * streams, [EVERYTHING] * streams, EVERYTHING
+        1,
+        LAYOUT,
+        streams,
+        SIZE,
+        lambda page: [frozenset({size_of(page)})] * streams,
+        [EVERYTHING] * streams,
+        EVERYTHING,
     )
     for window in state.windows:
         window.limit = 2 * EVERYTHING
@@ -107,6 +113,20 @@ def test_buffers_are_lent_until_the_last_page_whatever_the_order(order: list[int
         free += state.lend(0, 1, ahead * SIZE)
     assert not free
     assert not state.owes(0)
+
+
+def test_so_much_is_lent_of_each_size() -> None:
+    """Values come behind keys, on a lane that is ahead before all of those: their size must not be used up by then."""
+    keys, small = PAGES // 2, SIZE // 2
+    state = make_state(1, lambda page: SIZE if page < keys else small)
+    free = state.lend(0, 1, keys * SIZE)
+    assert [buffer.nbytes for buffer in free] == [SIZE] * keys + [small] * keys
+    state.take_back(0, free)
+    free = state.lend(0, 1, 3 * SIZE)
+    assert [buffer.nbytes for buffer in free] == [SIZE] * 3  # a page has its turn behind those before it
+    state.take_run(run_of(0, [0, 1, 2], free), [])
+    assert [buffer.nbytes for buffer in state.lend(0, 1, 3 * SIZE)] == [SIZE] * 3 + [small] * 6
+    assert state.lent_bytes == [6 * SIZE]
 
 
 def test_what_came_before_a_wrong_segment_counts() -> None:
