@@ -30,8 +30,8 @@ class LinkConfig:
         segment_bytes: the largest payload of one segment.
         initial_credit_bytes: what a peer may send of stream 0 with its offer, before it is accepted.
         anchor_window_bytes: granted ahead on stream 0 of a transfer, for every two lanes.
-        residual_window_bytes: granted ahead on each later stream; small, since it cannot be recalled. Of every stream as
-            much again may have arrived and wait for its decoder before less is granted.
+        residual_window_bytes: granted ahead on each later stream; small, since it cannot be recalled. As much again of
+            any stream may have arrived and wait for its decoder before less is granted.
         early_residual_bytes: granted ahead on a later stream while bytes of an earlier one of the same transfer are
             owed: an anchor that another peer begins meanwhile finds this much ahead of itself. It is raised to two
             segments, and covers rate times round trip where a sender is to use a line that its anchors leave idle.
