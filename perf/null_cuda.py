@@ -119,9 +119,9 @@ def install() -> None:
     encode = device_codec.DeviceCodec.encode
 
     def remember(
-        self: Any, of: DeviceView, plan: BatchPlan, fine: Any, out: int, stream: Any, *, sums: bool = False
+        self: Any, of: DeviceView, plan: BatchPlan, fine: Any, out: int, stream: Any, *, checksums: bool = False
     ) -> None:
-        encode(self, of, plan, fine, out, stream, sums=sums)
+        encode(self, of, plan, fine, out, stream, checksums=checksums)
         encoded[out] = plan
 
     device_codec.DeviceCodec.encode = remember  # type: ignore[method-assign, assignment]

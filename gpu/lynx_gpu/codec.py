@@ -69,7 +69,7 @@ _STATIC_SHARED_BYTES = 16 * 1024
 _MAX_FIELDS_BYTES = 160 * 1024
 """Of a block: limits the chunks of a page that the encoder can hold."""
 
-_SUM_THREADS = 288
+_CHECKSUM_THREADS = 288
 """That make the checksum of a stream."""
 
 _MAX_PAGES = 65535
@@ -142,7 +142,7 @@ class DeviceCodec:
         return self._plan(tuple(jobs))
 
     def encode(
-        self, view: DeviceView, plan: BatchPlan, fine: Any, out: int, stream: Any, *, sums: bool = False
+        self, view: DeviceView, plan: BatchPlan, fine: Any, out: int, stream: Any, *, checksums: bool = False
     ) -> None:
         """Enqueue the encoding of the plan's pages.
 
@@ -153,7 +153,7 @@ class DeviceCodec:
             out: address of `plan.total_bytes` of device memory, a multiple of 256. Status is written first; what of
                 it the host needs is in `plan.lengths`.
             stream: a CuPy stream of this device.
-            sums: make checksums of the streams, too, for `plan.sums`.
+            checksums: make those of the streams, too, for `plan.checksums`.
 
         Buffers must stay as they are until the stream has done this; nothing is known of it before.
         """
@@ -165,13 +165,13 @@ class DeviceCodec:
         common = self._common(view, plan)
         with self._current():
             if self._raw:
-                self._zero(out, plan.sums_at, stream)
+                self._zero(out, plan.checksums_at, stream)
                 arguments = (*common, self._header(), np.uint64(out), np.uint64(out))
                 self._launch(stream, "raw.cu", "encode_raw", view, self._raw_grid(view, plan), 0, arguments)
             else:
                 self._encode_codes(view, plan, common, fine, out, stream)
-            if sums:
-                self._sum(plan, out, stream)
+            if checksums:
+                self._make_checksums(plan, out, stream)
 
     def _encode_codes(
         self, view: DeviceView, plan: BatchPlan, common: tuple[Any, ...], fine: Any, out: int, stream: Any
@@ -189,13 +189,19 @@ class DeviceCodec:
             scratch = self._scratch(len(plan.jobs) * encode_scratch(plan), stream)
             encode_exact(self._exact_launch(view, stream), plan, common, out, scratch.data.ptr)
 
-    def _sum(self, plan: BatchPlan, out: int, stream: Any) -> None:
+    def _make_checksums(self, plan: BatchPlan, out: int, stream: Any) -> None:
         lengths = self._kept(plan.lengths_on_device, plan.lengths_table)
         at = np.uint64(out)
-        arguments = (self._kept(plan.on_device, plan.table), lengths, at, at, np.uint64(out + plan.sums_at))
+        arguments = (self._kept(plan.on_device, plan.table), lengths, at, at, np.uint64(out + plan.checksums_at))
         function = kernel(self.device, "checksum.cu", "sum_streams", ())
         launch(
-            self.device, function, (len(plan.jobs), len(self.codec.stream_names)), _SUM_THREADS, 0, arguments, stream
+            self.device,
+            function,
+            (len(plan.jobs), len(self.codec.stream_names)),
+            _CHECKSUM_THREADS,
+            0,
+            arguments,
+            stream,
         )
 
     def decode(

@@ -20,17 +20,17 @@ __all__ = [
     "BAD_EXACT",
     "BAD_FIELD",
     "BAD_RAW",
+    "CHECKSUM",
     "FLAGS",
     "JOB",
     "LANE_CHANNELS",
     "LENGTHS",
     "MAX_STREAMS",
+    "SHORT_STREAM_BYTES",
     "SLAB_CHANNELS",
     "SLAB_TOKENS",
     "STATUS",
-    "SUM",
     "TILE_CHANNELS",
-    "UNSUMMED_BYTES",
     "WIDE_PAGE",
     "BatchPlan",
     "PageJob",
@@ -50,11 +50,11 @@ STATUS = np.dtype([("flags", "<u4"), ("exact_bytes", "<u4"), ("bad", "<u8")])
 FLAGS = np.dtype("<u4")
 """What a block of the decoder says."""
 
-SUM = np.dtype("<u8")
+CHECKSUM = np.dtype("<u8")
 LENGTHS = np.dtype([("narrow", "<u4"), ("wide", "<u4")])
 """`Length` in kernels/checksum.cu."""
 
-UNSUMMED_BYTES = 240
+SHORT_STREAM_BYTES = 240
 """The device makes no checksum of a stream that is no longer."""
 
 WIDE_PAGE, BAD_FIELD, BAD_RAW, BAD_EXACT = 1, 2, 4, 8
@@ -104,7 +104,7 @@ class BatchPlan:
         jobs: the pages.
         spans: [page][stream] to offset and most bytes. First all first streams, then all second ones, and so on.
         status_bytes: what the kernels say of the pages lies in so many bytes at the beginning, at most.
-        sums_at, blocks_at: where, in them, the checksums of all streams are, and what blocks of the encoder say.
+        checksums_at, blocks_at: where, in them, the checksums of all streams are, and what blocks of the encoder say.
         decoder_grid: blocks that decode codes: of channels, pages, and tokens.
         total_bytes: of the piece.
         table: the jobs as kernels read them.
@@ -117,7 +117,7 @@ class BatchPlan:
     jobs: tuple[PageJob, ...]
     spans: tuple[tuple[tuple[int, int], ...], ...]
     status_bytes: int
-    sums_at: int
+    checksums_at: int
     blocks_at: int
     total_bytes: int
     decoder_grid: tuple[int, int, int]
@@ -134,8 +134,8 @@ class BatchPlan:
         grid = _decoder_grid(jobs)
         # A flag word of each block of the decoder; or the status of each page, the checksums of its streams, and the
         # status of each block of the encoder.
-        sums_at = len(jobs) * STATUS.itemsize
-        blocks_at = _round_up(sums_at + len(jobs) * len(codec.stream_names) * SUM.itemsize, STATUS.itemsize)
+        checksums_at = len(jobs) * STATUS.itemsize
+        blocks_at = _round_up(checksums_at + len(jobs) * len(codec.stream_names) * CHECKSUM.itemsize, STATUS.itemsize)
         encoder_bytes = blocks_at + sum(tiles_of(job.shape) for job in jobs) * STATUS.itemsize
         status_bytes = _round_up(max(encoder_bytes, prod(grid) * FLAGS.itemsize), _PIECE_BYTES)
         cursor = status_bytes
@@ -165,7 +165,7 @@ class BatchPlan:
         whole = tuple(tuple(of_page) for of_page in spans)
         total_bytes = _round_up(cursor, _PIECE_BYTES)
         return BatchPlan(
-            *(codec, tuple(jobs), whole, status_bytes, sums_at, blocks_at, total_bytes, grid, table, plain, others)
+            *(codec, tuple(jobs), whole, status_bytes, checksums_at, blocks_at, total_bytes, grid, table, plain, others)
         )
 
     @cached_property
@@ -181,13 +181,15 @@ class BatchPlan:
             table[:, stream] = np.iinfo(np.uint32).max, np.iinfo(np.uint32).max
         return table
 
-    def sums(self, memory: memoryview) -> list[list[int]]:
-        """xxh3-64 of each stream of each page, from a host copy of the piece after `encode` with `sums`.
+    def checksums(self, memory: memoryview) -> list[list[int]]:
+        """xxh3-64 of each stream of each page, from a host copy of the piece after `encode` with `checksums`.
 
-        Those of streams of `UNSUMMED_BYTES` and less are not there.
+        Those of streams of `SHORT_STREAM_BYTES` and less are not there.
         """
         shape = len(self.jobs), len(self.codec.stream_names)
-        found: list[list[int]] = np.frombuffer(memory, SUM, shape[0] * shape[1], self.sums_at).reshape(shape).tolist()
+        found: list[list[int]] = (
+            np.frombuffer(memory, CHECKSUM, shape[0] * shape[1], self.checksums_at).reshape(shape).tolist()
+        )
         return found
 
     def lengths(self, memory: memoryview) -> list[tuple[int, ...]]:

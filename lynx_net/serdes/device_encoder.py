@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lynx_gpu.plan import UNSUMMED_BYTES
+from lynx_gpu.plan import SHORT_STREAM_BYTES
 from lynx_gpu.ring import BufferTooLargeError
 from lynx_net.aio.offload import run_blocking
 from lynx_net.errors import CodecError, LocalProtocolError, NonFiniteError
@@ -267,8 +267,8 @@ class DeviceEncoder:
         staging = side.staging.take(plan.total_bytes)
         with runtime.here():
             try:
-                fine, sums = self._fine_on(side), self._wants_sums(plan)
-                codec.encode(job.source.view, plan, fine, staging, side.encoding, sums=sums)
+                fine, wanted = self._fine_on(side), self._wants_checksums(plan)
+                codec.encode(job.source.view, plan, fine, staging, side.encoding, checksums=wanted)
                 runtime.after(side.leaving, runtime.record(side.encoding))
                 to_host(address_of(job.first), staging, job.later_at, side.leaving)
                 if job.later is not None:
@@ -282,7 +282,7 @@ class DeviceEncoder:
                 side.staging.give(staging, copied)
         return copied
 
-    def _wants_sums(self, plan: BatchPlan) -> bool:
+    def _wants_checksums(self, plan: BatchPlan) -> bool:
         return min(most_bytes for _, most_bytes in plan.spans[0]) <= self._segment_bytes
 
     def _fine_on(self, side: DeviceSide) -> Any:
@@ -310,17 +310,17 @@ class DeviceEncoder:
             later = room
         streams: list[list[memoryview]] = [[memoryview(b"")] * len(job.group) for _ in self._codecs.stream_names]
         checksums: list[list[int | None]] = [[None] * len(job.group) for _ in streams]
-        sums = job.plan.sums(job.first) if self._wants_sums(job.plan) else None
+        made = job.plan.checksums(job.first) if self._wants_checksums(job.plan) else None
         for number, place in enumerate(self._codecs.places(job.layer, job.group[0].kind)):
             piece, before = (job.first, 0) if number == 0 or later is None else (later, job.later_at)
             streams[place] = [
                 piece[(begin := spans[number][0] - before) : begin + of_page[number]]
                 for spans, of_page in zip(job.plan.spans, lengths, strict=True)
             ]
-            if sums is not None:
+            if made is not None:
                 checksums[place] = [
-                    of_page[number] if data.nbytes > UNSUMMED_BYTES else None
-                    for of_page, data in zip(sums, streams[place], strict=True)
+                    of_page[number] if data.nbytes > SHORT_STREAM_BYTES else None
+                    for of_page, data in zip(made, streams[place], strict=True)
                 ]
         return EncodedGroup(job.layer, job.group, streams, checksums)
 

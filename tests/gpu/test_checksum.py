@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import xxhash
-from sums import check_sums
+from checksums import check_checksums
 
 from lynx_codec import PageShape, get_codec
 from lynx_gpu import DeviceCodec, PageJob, device_view
 from lynx_gpu.driver import launch
 from lynx_gpu.modules import kernel
-from lynx_gpu.plan import JOB, LENGTHS, STATUS, UNSUMMED_BYTES, WIDE_PAGE
+from lynx_gpu.plan import JOB, LENGTHS, SHORT_STREAM_BYTES, STATUS, WIDE_PAGE
 
 THREADS = 288
 BLOCK, TURN = 1024, 32 * 1024
@@ -41,7 +41,7 @@ def sums_of(cupy: Any, data: np.ndarray, spans: list[tuple[int, int]], status: n
 
 
 SIZES = [
-    UNSUMMED_BYTES + 1, 255, 256, 257, 511, 512, 1000,
+    SHORT_STREAM_BYTES + 1, 255, 256, 257, 511, 512, 1000,
     *(BLOCK * blocks + more for blocks in (1, 2, 3, 31, 32, 33) for more in (-65, -64, -63, -1, 0, 1, 63, 64, 65)),
     *(TURN * turns + more for turns in (2, 3) for more in (-1, 0, 1, BLOCK, 5 * BLOCK + 77)),
 ]  # fmt: skip
@@ -73,7 +73,7 @@ def test_bytes_that_are_alike(cupy: Any, value: int) -> None:
 
 
 def test_short_streams_are_left_to_the_host(cupy: Any) -> None:
-    assert sums_of(cupy, np.ones(256, np.uint8), [(0, 0), (0, 1), (8, UNSUMMED_BYTES)]) == [0, 0, 0]
+    assert sums_of(cupy, np.ones(256, np.uint8), [(0, 0), (0, 1), (8, SHORT_STREAM_BYTES)]) == [0, 0, 0]
 
 
 def test_wide_pages_are_longer(cupy: Any) -> None:
@@ -86,7 +86,7 @@ def test_wide_pages_are_longer(cupy: Any) -> None:
     plan = device.plan([PageJob(start, shape) for start in (0, 64, 128)])
     piece, stream = cupy.full(plan.total_bytes, 0xA5, cupy.uint8), cupy.cuda.Stream(non_blocking=True)
     cupy.cuda.get_current_stream().synchronize()
-    device.encode(device_view(cupy.asarray(page)), plan, None, piece.data.ptr, stream, sums=True)
+    device.encode(device_view(cupy.asarray(page)), plan, None, piece.data.ptr, stream, checksums=True)
     stream.synchronize()
     host = memoryview(piece.get())
     flags = np.frombuffer(host, STATUS, 3)["flags"]
@@ -95,4 +95,4 @@ def test_wide_pages_are_longer(cupy: Any) -> None:
         [bytes(host[at : at + size]) for size, (at, _) in zip(of_page, spans, strict=True)]
         for of_page, spans in zip(plan.lengths(host), plan.spans, strict=True)
     ]
-    check_sums(streams, plan.sums(host))
+    check_checksums(streams, plan.checksums(host))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sums import check_sums
+from checksums import check_checksums
 
 from lynx_codec import CodecError, NonFiniteError, PageShape, get_codec
 from lynx_codec.codecs import LynxCodec
@@ -102,7 +102,7 @@ def _encode_on_device(
     stream = cupy.cuda.Stream(non_blocking=True)
     cupy.cuda.get_current_stream().synchronize()
     positions = cupy.asarray(fine) if fine.size else None
-    device_codec.encode(view, plan, positions, piece.data.ptr, stream, sums=True)
+    device_codec.encode(view, plan, positions, piece.data.ptr, stream, checksums=True)
     stream.synchronize()
     host = memoryview(piece.get())
     lengths = plan.lengths(host)
@@ -116,7 +116,7 @@ def _encode_on_device(
         [bytes(host[offset : offset + length]) for length, (offset, _) in zip(of_page, spans, strict=True)]
         for of_page, spans in zip(lengths, plan.spans, strict=True)
     ]
-    check_sums(found, plan.sums(host))
+    check_checksums(found, plan.checksums(host))
     return found
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sums import check_sums
+from checksums import check_checksums
 
 from lynx_codec import CodecError, PageShape, get_codec
 from lynx_codec.exact import CLOSED, OPEN, PLAIN
@@ -29,7 +29,7 @@ def encode_on_device(
     view, positions = device_view(cupy.asarray(page)), cupy.asarray(fine, dtype=cupy.int32)
     stream = cupy.cuda.Stream(non_blocking=True)
     cupy.cuda.get_current_stream().synchronize()
-    device_codec.encode(view, plan, positions, piece.data.ptr, stream, sums=True)
+    device_codec.encode(view, plan, positions, piece.data.ptr, stream, checksums=True)
     stream.synchronize()
     host = piece.get()
     lengths = plan.lengths(memoryview(host))
@@ -37,7 +37,7 @@ def encode_on_device(
         [host[offset : offset + size].tobytes() for size, (offset, _) in zip(of_page, spans, strict=True)]
         for of_page, spans in zip(lengths, plan.spans, strict=True)
     ]
-    check_sums(found, plan.sums(memoryview(host)))
+    check_checksums(found, plan.checksums(memoryview(host)))
     host[: plan.status_bytes] = 0xA5
     for spans in plan.spans:
         for number, (offset, most) in enumerate(spans):

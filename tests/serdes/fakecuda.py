@@ -162,8 +162,8 @@ class FakePlan:
     def __init__(self, codec: Codec, jobs: Sequence[FakeJob]) -> None:
         self.jobs = tuple(jobs)
         streams = len(codec.stream_names)
-        self._sums_at = 64 + 8 * streams * len(jobs)
-        self.status_bytes = self._sums_at + 8 * streams * len(jobs)
+        self._checksums_at = 64 + 8 * streams * len(jobs)
+        self.status_bytes = self._checksums_at + 8 * streams * len(jobs)
         at = self.status_bytes
         self.spans: list[list[tuple[int, int]]] = [[] for _ in jobs]
         for stream in range(streams):  # first all first streams, as in the plans of lynx_gpu
@@ -176,11 +176,11 @@ class FakePlan:
         status = np.frombuffer(memory, np.int64, self.status_bytes // 8)
         if status[1]:
             raise NonFiniteError(float("nan"), *(int(n) for n in status[2:5]))
-        return [tuple(int(n) for n in row) for row in status[8 : self._sums_at // 8].reshape(len(self.jobs), -1)]
+        return [tuple(int(n) for n in row) for row in status[8 : self._checksums_at // 8].reshape(len(self.jobs), -1)]
 
-    def sums(self, memory: memoryview) -> list[list[int]]:
-        sums = np.frombuffer(memory, np.uint64, (self.status_bytes - self._sums_at) // 8, self._sums_at)
-        found: list[list[int]] = sums.reshape(len(self.jobs), -1).tolist()
+    def checksums(self, memory: memoryview) -> list[list[int]]:
+        made = np.frombuffer(memory, np.uint64, (self.status_bytes - self._checksums_at) // 8, self._checksums_at)
+        found: list[list[int]] = made.reshape(len(self.jobs), -1).tolist()
         return found
 
     def check(self, memory: memoryview) -> None:
@@ -198,7 +198,7 @@ class FakeCodec:
         return FakePlan(self.codec, jobs)
 
     def encode(
-        self, view: FakeView, plan: FakePlan, fine: Any, out: int, stream: FakeStream, *, sums: bool = False
+        self, view: FakeView, plan: FakePlan, fine: Any, out: int, stream: FakeStream, *, checksums: bool = False
     ) -> None:
         assert view.device == self._device
 
@@ -218,7 +218,7 @@ class FakeCodec:
                 except NonFiniteError as error:
                     status[1:5] = 1, error.token, error.head, error.channel
                     continue
-                if sums:
+                if checksums:
                     self._cuda.summed_pages += 1
                     summed[:] = [
                         xxhash.xxh3_64_intdigest(data[:length]) ^ self._cuda.bad_sums
