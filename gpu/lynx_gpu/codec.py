@@ -194,15 +194,8 @@ class DeviceCodec:
         at = np.uint64(out)
         arguments = (self._kept(plan.on_device, plan.table), lengths, at, at, np.uint64(out + plan.checksums_at))
         function = kernel(self.device, "checksum.cu", "sum_streams", ())
-        launch(
-            self.device,
-            function,
-            (len(plan.jobs), len(self.codec.stream_names)),
-            _CHECKSUM_THREADS,
-            0,
-            arguments,
-            stream,
-        )
+        grid = len(plan.jobs), len(self.codec.stream_names)
+        launch(self.device, function, grid, _CHECKSUM_THREADS, 0, arguments, stream)
 
     def decode(
         self, plan: BatchPlan, hosts: Sequence[Sequence[memoryview]], data: int, view: DeviceView, stream: Any

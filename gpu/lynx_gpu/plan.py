@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -182,15 +182,14 @@ class BatchPlan:
         return table
 
     def checksums(self, memory: memoryview) -> list[list[int]]:
-        """xxh3-64 of each stream of each page, from a host copy of the piece after `encode` with `checksums`.
+        """xxh3-64 (seed 0) of the bytes that `lengths` says, [page][stream], from a host copy of the piece (or of its
+        status) after `encode` with `checksums`.
 
-        Those of streams of `SHORT_STREAM_BYTES` and less are not there.
+        Those of streams of `SHORT_STREAM_BYTES` and less are any numbers.
         """
-        shape = len(self.jobs), len(self.codec.stream_names)
-        found: list[list[int]] = (
-            np.frombuffer(memory, CHECKSUM, shape[0] * shape[1], self.checksums_at).reshape(shape).tolist()
-        )
-        return found
+        count = len(self.jobs) * len(self.codec.stream_names)
+        found = np.frombuffer(memory, CHECKSUM, count, self.checksums_at).reshape(len(self.jobs), -1)
+        return cast("list[list[int]]", found.tolist())
 
     def lengths(self, memory: memoryview) -> list[tuple[int, ...]]:
         """Bytes of each stream of each page, from a host copy of the piece (or of its status) after encoding.
