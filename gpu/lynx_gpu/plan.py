@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -188,8 +188,9 @@ class BatchPlan:
         Those of streams of `SHORT_STREAM_BYTES` and less are any numbers.
         """
         count = len(self.jobs) * len(self.codec.stream_names)
-        found = np.frombuffer(memory, CHECKSUM, count, self.checksums_at).reshape(len(self.jobs), -1)
-        return cast("list[list[int]]", found.tolist())
+        flat = np.frombuffer(memory, CHECKSUM, count, self.checksums_at)
+        found: list[list[int]] = flat.reshape(len(self.jobs), -1).tolist()
+        return found
 
     def lengths(self, memory: memoryview) -> list[tuple[int, ...]]:
         """Bytes of each stream of each page, from a host copy of the piece (or of its status) after encoding.
