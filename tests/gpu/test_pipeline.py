@@ -258,9 +258,9 @@ def _reads_too_early(monkeypatch: pytest.MonkeyPatch, *, with_event: bool) -> in
     """
     usual = DeviceCodec.decode
 
-    def slow(self: Any, plan: Any, hosts: Any, data: int, view: Any, stream: Any) -> None:
+    def slow(self: Any, plan: Any, hosts: Any, data: int, view: Any, stream: Any) -> int:
         spin(stream, 40_000_000)
-        usual(self, plan, hosts, data, view, stream)
+        return usual(self, plan, hosts, data, view, stream)
 
     monkeypatch.setattr(DeviceCodec, "decode", slow)
     if not with_event:
