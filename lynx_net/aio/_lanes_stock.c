@@ -2,7 +2,8 @@
  *
  * A Stock holds the buffers of a link, by transfer, stream and size; a Reader takes the segments of one connection as
  * long as each of them is a whole stream of a page for which there is a buffer. What is full goes to the stock, and the
- * first reader that finds it to be enough, or old enough, lets its thread tell Python of all of it: the others go on.
+ * first reader that finds it to be enough, or old enough, lets its thread tell Python of all of it: the others go on. Or it
+ * wakes a thread that has come for that, the teller: then all of them go on.
  * Nothing is decided here: Python checks every header and every sum afterwards (lynx_net/wire/lending.py), and gets the
  * headers of all that is not so simple to read them itself. A buffer has one owner at a time: the stock, one reader, or
  * Python; its bytes belong to the reader until it is full.
@@ -55,6 +56,8 @@ typedef struct {
     size_t enough_bytes, most_bytes; /* of which Python is told at once, now and at most */
     int64_t full_since_ns, told_ns;  /* when the first of them came; when a reader left in order to tell */
     int mixed; /* they are of several streams */
+    int teller, due, over; /* a thread tells Python in place of readers; is to do so; and is needed no more */
+    pthread_cond_t due_or_over;
     Count untold[MAX_LANES]; /* what each lane has received */
 } Stock;
 
@@ -241,8 +244,10 @@ static PyObject *stock_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (!PyArg_ParseTuple(args, ":Stock"))
         return NULL;
     Stock *self = (Stock *)PyType_GenericNew(type, args, kwargs);
-    if (self != NULL)
+    if (self != NULL) {
         pthread_mutex_init(&self->mutex, NULL);
+        pthread_cond_init(&self->due_or_over, NULL);
+    }
     return (PyObject *)self;
 }
 
@@ -265,6 +270,7 @@ static void stock_dealloc(PyObject *self)
         free_loan(stock, stock->full[index].loan);
     PyMem_Free(stock->full);
     PyMem_Free(stock->shelves);
+    pthread_cond_destroy(&stock->due_or_over);
     pthread_mutex_destroy(&stock->mutex);
     free_object(self);
 }
@@ -409,7 +415,7 @@ static int has_untold(Reader *self)
     return has;
 }
 
-/* Whether this reader is to go and tell Python of what all have filled. */
+/* Whether this reader is to go and tell Python of what all have filled. The teller is told of that, where there is one. */
 static int is_to_tell(Reader *self)
 {
     Stock *stock = (Stock *)self->stock;
@@ -421,8 +427,13 @@ static int is_to_tell(Reader *self)
         && now - stock->told_ns > most_ns; /* or another one is on its way, and not late */
     if (is_due)
         stock->told_ns = now;
+    int goes = is_due && !stock->teller;
+    if (is_due && stock->teller) {
+        stock->due = 1;
+        pthread_cond_signal(&stock->due_or_over);
+    }
     pthread_mutex_unlock(&stock->mutex);
-    return is_due;
+    return goes;
 }
 
 /* Headers as far as they are there. Returns as recv does. */
@@ -581,6 +592,39 @@ static PyObject *stock_take_full(PyObject *self, PyObject *nothing)
     return Py_BuildValue("NN", runs, counts);
 }
 
+PyDoc_STRVAR(wait_full_doc,
+             "wait_full()\n--\n\n"
+             "For a thread that calls take_full() in place of readers, and then this again, until it returns False: since\n"
+             "end_wait() nobody is to wait. From the first call on readers come back only when nothing more is there.");
+
+static PyObject *stock_wait_full(PyObject *self, PyObject *nothing)
+{
+    Stock *stock = (Stock *)self;
+    PyThreadState *state = PyEval_SaveThread();
+    pthread_mutex_lock(&stock->mutex);
+    stock->teller |= !stock->over;
+    while (!stock->due && stock->teller)
+        pthread_cond_wait(&stock->due_or_over, &stock->mutex);
+    int is_due = stock->teller;
+    stock->due = 0;
+    pthread_mutex_unlock(&stock->mutex);
+    PyEval_RestoreThread(state);
+    return PyBool_FromLong(is_due);
+}
+
+PyDoc_STRVAR(end_wait_doc, "end_wait()\n--\n\nReaders tell Python themselves from now on, and wait_full() returns False.");
+
+static PyObject *stock_end_wait(PyObject *self, PyObject *nothing)
+{
+    Stock *stock = (Stock *)self;
+    pthread_mutex_lock(&stock->mutex);
+    stock->teller = 0;
+    stock->over = 1;
+    pthread_cond_broadcast(&stock->due_or_over);
+    pthread_mutex_unlock(&stock->mutex);
+    return Py_NewRef(Py_None);
+}
+
 PyDoc_STRVAR(reader_receive_doc,
              "receive(fd, wait_s)\n--\n\n"
              "Receive segments as long as there are buffers for them, until there is something to do: take_full() first.\n\n"
@@ -723,6 +767,8 @@ static PyMethodDef stock_methods[] = {
     {"put", stock_put, METH_VARARGS, put_doc},
     {"take_back", stock_take_back, METH_VARARGS, take_back_doc},
     {"take_full", stock_take_full, METH_NOARGS, take_full_doc},
+    {"wait_full", stock_wait_full, METH_NOARGS, wait_full_doc},
+    {"end_wait", stock_end_wait, METH_NOARGS, end_wait_doc},
     {"reader", stock_reader, METH_VARARGS, reader_doc},
     {NULL, NULL, 0, NULL},
 };

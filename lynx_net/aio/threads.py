@@ -25,6 +25,7 @@ from lynx_net.aio.pump import (
     offer_wait_s,
     replaced_by_newer,
 )
+from lynx_net.aio.teller import Teller
 from lynx_net.errors import ConnectionLostError, LynxError
 from lynx_net.transport.base import lost
 from lynx_net.wire.frames import FrameReader, SegmentFrame, SegmentHeader, SegmentStart, checksum
@@ -113,6 +114,7 @@ class ThreadPump(Pump):
         self._stock = lane_io.IN_USE.make_stock() if lane_io.IN_USE.make_stock is not None else None
         if self._stock is not None:
             owner.core.incoming.lender = Lender(self._stock, len(owner.core.lane_stats))
+        self._teller: Teller | None = None
 
     def attach(self, index: int, lane: Lane) -> None:
         owner, sock = self.owner, lane.plain_socket
@@ -126,6 +128,8 @@ class ThreadPump(Pump):
             lanes = len(owner.core.lane_stats)
             together_bytes = _TOGETHER_BYTES if lanes < _MANY_LANES else _MANY_TOGETHER_BYTES
             connection.bulk = self._stock.reader(index, together_bytes * lanes)
+            if self._teller is None and lanes >= _MANY_LANES:
+                self._teller = Teller(self._stock, self._act_on_full, self._failed)
         for work, name in ((self._send_loop, "send"), (self._receive_loop, "receive")):
             thread = threading.Thread(
                 target=self._run, args=(work, connection), name=f"lynx_net-{name}-{index}", daemon=True
@@ -189,6 +193,8 @@ class ThreadPump(Pump):
         self._stopping = True
         self._idle.set()
         await asyncio.gather(*(self._end(connection) for connection in self._connections.values()))
+        if self._teller is not None:
+            await self._teller.stop()
 
     async def _end(self, connection: _Connection) -> None:
         """Make both threads of a connection end, and wait for it."""
@@ -211,25 +217,18 @@ class ThreadPump(Pump):
             connection.sock.shutdown(socket.SHUT_RDWR)
 
     def _run(self, work: Callable[[_Connection], None], connection: _Connection) -> None:
-        error: LynxError | None = None
         failure: BaseException | None = None
         try:
             work(connection)
-        except OSError as problem:
-            error = lost(connection.lane.peer, problem)
-        except LynxError as problem:
-            error = problem
         except BaseException as problem:
-            error = LynxError(f"the link failed on this side: {problem!r}")
             failure = problem
-        self._loop.call_soon_threadsafe(self._thread_ended, connection, error, failure)
+        self._loop.call_soon_threadsafe(self._thread_ended, connection, failure)
 
-    def _thread_ended(self, connection: _Connection, error: LynxError | None, failure: BaseException | None) -> None:
+    def _thread_ended(self, connection: _Connection, failure: BaseException | None) -> None:
         connection.running -= 1
+        error = None if failure is None else self._explained(failure, connection.lane)
         if connection.error is None:
             connection.error = error
-        if failure is not None:
-            self._loop.call_exception_handler({"message": "lynx_net link thread failed", "exception": failure})
         if connection.running:
             self._shut(connection)
             return
@@ -242,6 +241,21 @@ class ThreadPump(Pump):
             elif connection.error is not None:
                 self.owner.pump_failed(connection.error)
         connection.ended.set()
+
+    def _failed(self, failure: BaseException) -> None:
+        """The teller ended so."""
+        error = self._explained(failure, None)
+        if not self._stopping:
+            self.owner.pump_failed(error)
+
+    def _explained(self, failure: BaseException, lane: Lane | None) -> LynxError:
+        """What ended a thread, as the link's waiters are told. What is a fault of ours is told to the loop, too."""
+        if isinstance(failure, OSError) and lane is not None:
+            return lost(lane.peer, failure)
+        if isinstance(failure, LynxError):
+            return failure
+        self._loop.call_exception_handler({"message": "lynx_net link thread failed", "exception": failure})
+        return LynxError(f"the link failed on this side: {failure!r}")
 
     def _send_loop(self, connection: _Connection) -> None:
         owner = self.owner
@@ -450,6 +464,12 @@ class ThreadPump(Pump):
                 self.owner.post(events)
         core.incoming.lend({(header.transfer, header.stream) for header, _ in arrived})
         arrived.clear()
+
+    def _act_on_full(self) -> None:
+        """For the teller."""
+        with self.owner.lock:
+            self._take_full()
+            self.owner.post(())
 
     def _take_full(self) -> bool:
         """Act on what any lane has received into lent buffers; whether there was anything. With the lock."""

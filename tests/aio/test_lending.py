@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
 import random
 import resource
 import socket
 import struct
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
@@ -37,6 +39,7 @@ from hatch_build import SOURCE, compile_lanes, find_compiler
 from lynx_net.aio import lane_io
 from lynx_net.aio.endpoint import Endpoint
 from lynx_net.aio.link import Link
+from lynx_net.aio.teller import Teller
 from lynx_net.aio.transfer import IncomingTransfer
 from lynx_net.testing.relay import FaultyRelay
 from lynx_net.wire.config import LinkConfig
@@ -45,6 +48,7 @@ from lynx_net.wire.layout import CacheLayout
 from lynx_net.wire.messages import Abort, Ping, encode_message
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import ModuleType
 
 ROOT = Path(__file__).parents[2]
@@ -118,8 +122,8 @@ def broken(rng: random.Random, how: str, header: SegmentHeader, payload: bytes) 
     return header, payload
 
 
-async def _receive(io: lane_io.LaneIo, stream: bytes, cuts: list[int]) -> Outcome:
-    async with Receiver(io) as receiver:
+async def _receive(io: lane_io.LaneIo, lanes: int, stream: bytes, cuts: list[int]) -> Outcome:
+    async with Receiver(io, lanes=lanes) as receiver:
         feeding = asyncio.create_task(receiver.feed(0, stream, cuts))
         await until(lambda: feeding.done() or receiver.owner.error is not None)
         if receiver.owner.error is not None:
@@ -127,6 +131,9 @@ async def _receive(io: lane_io.LaneIo, stream: bytes, cuts: list[int]) -> Outcom
         await feeding
         return await receiver.outcome()
 
+
+MANY = 3
+"""So many lanes have a teller."""
 
 lent_ever: list[int] = []
 
@@ -137,15 +144,16 @@ lent_ever: list[int] = []
     breaks=st.sampled_from(BREAKS),
     repeats=st.sampled_from((0, 0, 3)),
     aborts=st.booleans(),
+    of_lanes=st.sampled_from((1, MANY)),
     cuts=st.lists(st.floats(0, 1), max_size=3),
 )
 def test_the_same_bytes_come_to_the_same_end(
-    lanes: ModuleType, seed: int, breaks: str, repeats: int, aborts: bool, cuts: list[float]
+    lanes: ModuleType, seed: int, breaks: str, repeats: int, aborts: bool, of_lanes: int, cuts: list[float]
 ) -> None:
     stream = stream_of(seed, breaks, repeats=repeats, aborts=aborts)
     places = [int(cut * len(stream)) for cut in cuts]
-    plain = asyncio.run(_receive(lane_io.PYTHON, stream, places))
-    lent = asyncio.run(_receive(lane_io.native(lanes), stream, places))
+    plain = asyncio.run(_receive(lane_io.PYTHON, of_lanes, stream, places))
+    lent = asyncio.run(_receive(lane_io.native(lanes), of_lanes, stream, places))
     assert not plain.lent_segments
     lent_ever.append(lent.lent_segments)
     assert lent.error == plain.error
@@ -354,6 +362,87 @@ def test_one_lane_tells_of_what_all_have_filled(lanes: ModuleType) -> None:
                 sock.close()
     # The reader that was in the middle of a page is gone, and its buffer with it.
     assert len(stock.take_back(2, -1)) == 1
+
+
+def _receive_all(reader: Any, one: socket.socket, left: int, come_back: Callable[[], object] = int) -> int:
+    """Returns how many calls it takes."""
+    calls = 0
+    while left:
+        with contextlib.suppress(BlockingIOError):
+            left -= reader.receive(one.fileno(), 1.0)[0]
+            calls += 1
+            come_back()
+    return calls
+
+
+def test_lanes_stay_while_a_teller_waits(lanes: ModuleType) -> None:
+    """And leave again when it is over."""
+    stock = lanes.Stock()
+    heard: list[int] = []
+    ended = threading.Event()
+
+    def tell() -> None:
+        while stock.wait_full():
+            heard.append(sum(len(run[3]) for run in stock.take_full()[0]))
+        ended.set()
+
+    def receive(come_back: Callable[[], object] = int) -> int:
+        stock.put(2, 0, views(*[40_000] * 20), 80_000)
+        one, end = socket.socketpair()
+        with one, end:
+            bursts = b"".join(burst_of([segment_of(2, 4 + page % 4, 0)]) for page in range(20))
+            sending = threading.Thread(target=end.sendall, args=(bursts,))
+            sending.start()
+            calls = _receive_all(stock.reader(0, 1 << 20), one, len(bursts), come_back)
+            sending.join()
+        return calls
+
+    assert receive(stock.take_full) > 5
+    teller = threading.Thread(target=tell)
+    teller.start()
+    assert not ended.wait(0.05)
+    assert receive() < 5
+    assert not ended.is_set()
+    stock.end_wait()
+    assert ended.wait(5)
+    teller.join()
+    assert sum(heard) + sum(len(run[3]) for run in stock.take_full()[0]) == 20
+    assert heard
+    assert not stock.wait_full()
+    assert receive(stock.take_full) > 5
+
+
+async def test_what_a_teller_raises_is_told_and_lanes_tell_themselves(lanes: ModuleType) -> None:
+    stock = lanes.Stock()
+    failures: list[BaseException] = []
+
+    def act() -> None:
+        raise LookupError("in the teller")
+
+    teller = Teller(stock, act, failures.append)
+    stock.put(2, 0, views(*[40_000] * 4), 1)
+    one, end = socket.socketpair()
+    with one, end:
+        data = b"".join(burst_of([segment_of(2, page, 0)]) for page in (4, 5, 6, 7))
+        sending = asyncio.create_task(asyncio.to_thread(end.sendall, data))
+        await asyncio.to_thread(_receive_all, stock.reader(0, 1 << 20), one, len(data))
+        await sending
+    await until(lambda: bool(failures))
+    assert str(failures[0]) == "in the teller"
+    await teller.stop()
+    assert sum(len(run[3]) for run in stock.take_full()[0]) == 4
+
+
+async def test_a_link_of_many_lanes_leaves_no_teller(lanes: ModuleType) -> None:
+    def tellers() -> int:
+        return sum(thread.name == "lynx_net-tell" for thread in threading.enumerate())
+
+    async with Receiver(lane_io.native(lanes), lanes=MANY) as receiver:
+        assert tellers() == 1
+        await receiver.feed(0, offer_of(2, 40))
+    await until(lambda: tellers() == 0)
+    async with Receiver(lane_io.native(lanes), lanes=MANY - 1):
+        assert tellers() == 0
 
 
 def test_a_lane_awaits_the_next_burst_only_where_one_follows(lanes: ModuleType) -> None:
