@@ -24,7 +24,7 @@ __all__ = ["LEAST_LENT_BYTES", "Lender", "LentRun", "Stock"]
 LEAST_LENT_BYTES = 32 * 1024
 """Smaller pages are read many at a time, with what is between them."""
 
-MOST_LENT_BYTES = 8 << 20
+MOST_LENT_BYTES = 16 << 20
 """Of one stream and size, for each lane: enough for whole bursts, and few, so that they are used again while they are
 warm. Where pages of another size follow, lanes are not equally far, and none should find its own size used up."""
 
