@@ -49,7 +49,8 @@ class DeviceBuffers:
         receive_pinned_bytes: pinned host memory for what has arrived; what does not fit lies in ordinary memory, from
             which it gets to the device more slowly.
         staging_bytes: memory of each device beside the caches, for both directions together.
-        group_bytes: how much of a cache is encoded at once, about.
+        group_bytes: what is encoded at once has about so many bytes then, and at most half of the staging memory. A
+            group costs the interpreter much the same, whatever its size.
         checksums: the device makes those of what it encodes, where a stream of a page is one segment; else the threads
             that send do, which reads all of it once more.
         prepare: devices for which all of this is allocated when the endpoint opens, and the default codecs are loaded;
@@ -60,7 +61,7 @@ class DeviceBuffers:
     overflow_bytes: int = 4 * 1024 * 1024 * 1024
     receive_pinned_bytes: int = 1024 * 1024 * 1024
     staging_bytes: int = 128 * 1024 * 1024
-    group_bytes: int = 32 * 1024 * 1024
+    group_bytes: int = 40 * 1024 * 1024
     checksums: bool = True
     prepare: tuple[int, ...] = ()
 

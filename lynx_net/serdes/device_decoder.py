@@ -44,8 +44,8 @@ __all__ = ["DeviceDecoders"]
 KEPT_PLANS = 256
 """Of arrays that are alike; the small table of each stays on the device."""
 
-STAGED_SHARE = 4
-"""A batch is staged in such a part of the staging memory at most, so that several are under way."""
+STAGED_SHARE = 3
+"""A batch is staged in such a part of the staging memory at most, so that two are under way and one is being copied."""
 
 NOTES_UNIT_BYTES = 4096
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import itertools
 import threading
 from collections import deque
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ from lynx_gpu.plan import SHORT_STREAM_BYTES
 from lynx_gpu.ring import BufferTooLargeError
 from lynx_net.aio.offload import run_blocking
 from lynx_net.errors import CodecError, LocalProtocolError, NonFiniteError
-from lynx_net.serdes.encoder import EncodedGroup, check_shape, encode_page, fine_positions, groups_of
+from lynx_net.serdes.encoder import EncodedGroup, check_shape, encode_page, fine_positions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -50,7 +51,7 @@ __all__ = ["DeviceEncoder"]
 IN_FLIGHT = 2
 """Groups that the device works on at once: one is encoded while the other is copied."""
 
-FIRST_SHARE = 8
+FIRST_SHARE = 16
 """The first group of a transfer is so much smaller, so that the wire has something soon."""
 
 RESIDUALS_MOVE = 0.75
@@ -59,8 +60,6 @@ RESIDUALS_MOVE = 0.75
 RING_WAIT_S = 0.1
 """So long a sender waits for room in the ring. Without an end it might wait for bytes that the receiver has, but need
 not confirm before it gets more."""
-
-_VALUE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,10 +141,10 @@ class DeviceEncoder:
         self._fine = fine
         self._devices = devices
         self._executor = executor
-        values = max(devices.buffers.group_bytes // _VALUE_BYTES[layout.dtype], 1)
+        group_bytes = min(devices.buffers.group_bytes, devices.buffers.staging_bytes // IN_FLIGHT)
         self._first_groups, self._groups = (
-            list(groups_of(pages, values, apart=lambda page: page.kind, first_values=first))
-            for first in (values // FIRST_SHARE, None)
+            _groups_of(pages, codecs, layout.layers, group_bytes, first)
+            for first in (group_bytes // FIRST_SHARE, group_bytes)
         )
         self._longest = {page.kind: page for page in reversed(pages)}
         self._positions = (fine % layout.page_tokens).astype(np.int32)
@@ -332,6 +331,26 @@ class DeviceEncoder:
             codec = self._codecs.codec(layer, page.kind)
             encoded.append(encode_page(codec, page, array, fine_positions(self._fine, page)))
         return EncodedGroup(layer, group, list(zip(*encoded, strict=True)))
+
+
+def _groups_of(
+    pages: Sequence[PageRef], codecs: CodecTable, layers: int, most_bytes: int, first_bytes: int
+) -> list[list[PageRef]]:
+    """Pages of one kind that have about so many bytes encoded, as many in each group; in the first of all fewer."""
+    groups: list[list[PageRef]] = []
+    for kind, of_kind in itertools.groupby(pages, key=lambda page: page.kind):
+        left = list(of_kind)
+        usual = left[len(left) // 2].shape
+        own = {id(codec): codec for codec in (codecs.codec(layer, kind) for layer in range(layers))}
+        page_bytes = max(*(sum(codec.stream_bytes(usual, wide=True)) for codec in own.values()), 1)
+        if not groups:
+            first = max(first_bytes // page_bytes, 1)
+            groups.append(left[:first])
+            left = left[first:]
+        count = -(-len(left) // max(most_bytes // page_bytes, 1))
+        size = -(-len(left) // max(count, 1))
+        groups += [left[begin : begin + size] for begin in range(0, len(left), size or 1)]
+    return groups
 
 
 def _pieces_at_once(ring: PinnedRing, sizes: Sequence[int]) -> tuple[list[memoryview], bool] | None:

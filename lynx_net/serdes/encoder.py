@@ -10,7 +10,7 @@ from lynx_net.aio.offload import run_blocking
 from lynx_net.errors import LocalProtocolError, NonFiniteError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from concurrent.futures import Executor
 
     from numpy.typing import NDArray
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from lynx_codec.plan import CodecTable
     from lynx_net.wire.layout import CacheLayout, Kind, PageRef
 
-__all__ = ["EncodedGroup", "HostEncoder", "LayerEncoder", "Outlet", "encode_page", "fine_positions", "groups_of"]
+__all__ = ["EncodedGroup", "HostEncoder", "LayerEncoder", "Outlet", "encode_page", "fine_positions"]
 
 GROUP_VALUES = 1 << 20
 """Values encoded in one visit to the encoder thread: many enough to be cheap, few enough to keep the wire fed."""
@@ -80,7 +80,7 @@ class HostEncoder:
     def __init__(
         self, codecs: CodecTable, fine: NDArray[np.int64], pages: Sequence[PageRef], executor: Executor | None
     ) -> None:
-        self._groups = list(groups_of(pages, GROUP_VALUES))
+        self._groups = list(_groups_of(pages, GROUP_VALUES))
         self._codecs = codecs
         self._fine = fine
         self._executor = executor
@@ -140,24 +140,14 @@ def fine_positions(fine: NDArray[np.int64], page: PageRef) -> NDArray[np.int64]:
     return positions
 
 
-def groups_of(
-    pages: Sequence[PageRef],
-    most_values: int,
-    apart: Callable[[PageRef], object] | None = None,
-    first_values: int | None = None,
-) -> Iterator[list[PageRef]]:
-    """Consecutive pages of at most so many values, at least one page; those that differ in `apart` are kept apart.
-
-    The first group has at most `first_values`, if that is given.
-    """
+def _groups_of(pages: Sequence[PageRef], most_values: int) -> Iterator[list[PageRef]]:
+    """Consecutive pages of at most so many values, at least one page."""
     group: list[PageRef] = []
     values = 0
-    limit = most_values if first_values is None else first_values
     for page in pages:
-        full = values + page.shape.values > limit
-        if group and (full or (apart is not None and apart(page) != apart(group[0]))):
+        if group and values + page.shape.values > most_values:
             yield group
-            group, values, limit = [], 0, most_values
+            group, values = [], 0
         group.append(page)
         values += page.shape.values
     if group:
