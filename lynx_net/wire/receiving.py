@@ -308,10 +308,11 @@ class ReceiveState:
         page_stream.segments[offset // self.segment_bytes] = _STARTED
         return page_stream.data if length == stream_bytes else page_stream.data[offset : offset + length]
 
-    def lend(self, stream: int, least_bytes: int, most_bytes: int) -> list[memoryview]:
+    def lend(self, stream: int, least_bytes: int, most_bytes: int, most_pages: int = 0) -> list[memoryview]:
         """Buffers for the next pages of a stream that have not begun, within credit and segment (lending.py).
 
-        A quarter of the credit is left for what comes in other sizes, and no more than `most_bytes` of each are lent.
+        A quarter of the credit is left for what comes in other sizes, and of each no more is lent than `most_bytes` or
+        `most_pages`, whichever is more.
         Few pages are looked at, the next ones next time. Next is what a sender of ours sends next: pages have other
         sizes than those beside them, keys than values, and those of fine tokens.
         """
@@ -338,7 +339,7 @@ class ReceiveState:
             # Empty ones too: a burst of segments is received into lent buffers as a whole, or not at all.
             if (least_bytes <= size <= self.segment_bytes or not size) and not self._has_begun(index, stream):
                 of_size = lent_of[size] + size
-                if size > room_bytes or of_size > most_bytes:
+                if size > room_bytes or of_size > max(most_bytes, most_pages * size):
                     break
                 lent_of[size] = of_size
                 room_bytes -= size

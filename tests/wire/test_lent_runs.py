@@ -129,6 +129,12 @@ def test_so_much_is_lent_of_each_size() -> None:
     assert state.lent_bytes == [6 * SIZE]
 
 
+def test_some_pages_are_lent_however_large_they_are() -> None:
+    for most_pages, lent in ((2, 3), (3, 3), (5, 5)):
+        state = make_state(1, lambda _: SIZE)
+        assert len(state.lend(0, 1, 3 * SIZE, most_pages)) == lent
+
+
 def test_what_came_before_a_wrong_segment_counts() -> None:
     state = make_state()
     events: list[Event] = []
