@@ -290,7 +290,7 @@ class Target:
             )
             for page in range(layout.page_count):
                 for stream in range(2):
-                    self.core.outgoing.submit(transfer, page, stream, memoryview(bytes(5000)), 0.0)
+                    self.core.outgoing.submit(transfer, [(page, stream, memoryview(bytes(5000)), (), None)], 0.0)
 
     def route(self, grant: Grant) -> None:
         self.core.incoming.apply_grant(grant)

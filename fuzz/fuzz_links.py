@@ -108,9 +108,8 @@ class Side(Target):
         self.offered.append(transfer)
         for stream in range(STREAMS):
             for page in range(LAYOUT.page_count):
-                self.core.outgoing.submit(
-                    transfer, page, stream, memoryview(page_bytes(transfer, page, stream)), self.now
-                )
+                data = memoryview(page_bytes(transfer, page, stream))
+                self.core.outgoing.submit(transfer, [(page, stream, data, (), None)], self.now)
 
     def application(self, *, honest: bool) -> None:
         """One thing that an application may do at any time."""

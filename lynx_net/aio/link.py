@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from lynx_net.wire.frames import SegmentHeader
     from lynx_net.wire.grants import Grant
     from lynx_net.wire.layout import CacheLayout
-    from lynx_net.wire.scheduler import SendBytes
+    from lynx_net.wire.scheduler import SendBytes, Submitted
     from lynx_net.wire.stats import LaneStats
 
 __all__ = ["Link", "LinkParts"]
@@ -258,17 +258,13 @@ class Link:
 
     # ---- what transfers call
 
-    def submit(
-        self, transfer: OutgoingTransfer, streams: Iterable[tuple[int, int, memoryview, tuple[int, ...], int | None]]
-    ) -> None:
-        """Queue streams of pages, in order: page, stream, data, rank and checksum. Those before an error are queued."""
+    def submit(self, transfer: OutgoingTransfer, streams: Iterable[Submitted]) -> None:
+        """Queue streams of pages, in order. Those before an error are queued."""
         with self.lock:
             if not self.core.outgoing.is_open(transfer.id):
                 self.events.drain()  # why it has ended may not have been handled yet
                 transfer.delivered.done()
-            now, queued_bytes = self.clock(), 0
-            for page, stream, data, rank, checksum in streams:
-                queued_bytes = self.core.outgoing.submit(transfer.id, page, stream, data, now, rank, checksum)
+            queued_bytes = self.core.outgoing.submit(transfer.id, streams, self.clock())
             if queued_bytes >= self.core.outgoing.queue_bytes:
                 self._waiting_for_room.add(transfer.id)
                 transfer.has_room(False)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from lynx_net.wire.layout import CacheLayout
     from lynx_net.wire.pool import BufferPool
     from lynx_net.wire.receiving import PageSizes
+    from lynx_net.wire.scheduler import Submitted
 
 __all__ = ["IncomingTransfer", "Offer", "OutgoingTransfer"]
 
@@ -165,7 +166,7 @@ class OutgoingTransfer(_Transfer):
         """
         self.link.submit(self, ((page, stream, _contiguous(data), rank, None),))
 
-    def submit_all(self, streams: Iterable[tuple[int, int, memoryview, tuple[int, ...], int | None]]) -> None:
+    def submit_all(self, streams: Iterable[Submitted]) -> None:
         """`submit` for many: page, stream, data, rank, and xxh3-64 if it is known. Those before an error are queued."""
         self.link.submit(
             self,

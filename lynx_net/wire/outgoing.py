@@ -15,13 +15,13 @@ from lynx_net.wire.messages import MAX_STREAMS, OfferMessage, Refuse
 from lynx_net.wire.scheduler import NO_DEADLINE, NothingToSend, SendBytes, SendQueue, WaitUntil
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from lynx_net.wire.config import LinkConfig
     from lynx_net.wire.lanes import LaneRecord
     from lynx_net.wire.layout import CacheLayout
     from lynx_net.wire.liveness import Liveness
-    from lynx_net.wire.scheduler import Scheduler
+    from lynx_net.wire.scheduler import Scheduler, Submitted
     from lynx_net.wire.stats import LaneStats, TransferStats, WaitReason
 
 __all__ = ["Outgoing"]
@@ -113,34 +113,26 @@ class Outgoing:
         self._scheduler.open(queue)
         return transfer
 
-    def submit(
-        self,
-        transfer: int,
-        page: int,
-        stream: int,
-        data: memoryview,
-        now: float,
-        rank: tuple[int, ...] = (),
-        checksum: int | None = None,
-    ) -> int:
-        """Queue one stream of one page; `data` must stay unchanged until the transfer has ended.
+    def submit(self, transfer: int, streams: Iterable[Submitted], now: float) -> int:
+        """Queue streams of pages, in order; their data must stay unchanged until the transfer has ended.
 
         Returns the bytes of stream 0 that wait to be sent.
 
-        Of what is queued in a stream the lowest rank goes first, equal ones in the order in which they came; `checksum`
+        Of what is queued in a stream the lowest rank goes first, equal ones in the order in which they came; a checksum
         is that of the data, if it is known (`Scheduler.submit`).
 
         Raises:
-            LocalProtocolError: the transfer has ended, has no such page, or it was submitted before.
+            LocalProtocolError: the transfer has ended, has no such page, or it was submitted before. Those before that
+                one are queued.
             TypeError: the buffer is not contiguous.
         """
         queue = self._queues.get(transfer)
         if queue is None:
             raise LocalProtocolError(f"transfer {transfer} has ended")
-        waited = queue.waits_for_peer()
-        self._scheduler.submit(transfer, page, stream, data, rank, checksum)
-        if not waited:
+        if not queue.waits_for_peer():
             self._liveness.sending[transfer] = now
+        for page, stream, data, rank, checksum in streams:
+            self._scheduler.submit(transfer, page, stream, data, rank, checksum)
         return queue.queued_bytes[0]
 
     def transfers(self) -> list[int]:

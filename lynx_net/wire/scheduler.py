@@ -25,7 +25,7 @@ import itertools
 import math
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from lynx_net.errors import LocalProtocolError, RemoteProtocolError
 from lynx_net.wire.credit import SendWindow
@@ -52,6 +52,7 @@ __all__ = [
     "Scheduler",
     "SendBytes",
     "SendQueue",
+    "Submitted",
     "WaitUntil",
     "classes_of",
     "seal",
@@ -148,6 +149,10 @@ class WaitUntil:
 @dataclass(frozen=True, slots=True)
 class NothingToSend:
     """Ask again after the scheduler's state has changed."""
+
+
+Submitted: TypeAlias = "tuple[int, int, memoryview, tuple[int, ...], int | None]"
+"""A stream of a page as it is queued: page, stream, data, rank, and xxh3-64 of the data if that is known."""
 
 
 class _PageStream(NamedTuple):

@@ -124,7 +124,7 @@ class Sender:
                 now=now,
             )
             for page in range(pages):
-                core.outgoing.submit(transfer, page, stream, memoryview(PAYLOAD), now)
+                core.outgoing.submit(transfer, [(page, stream, memoryview(PAYLOAD), (), None)], now)
             core.scheduler.grant(transfer, stream, pages * SEGMENT_BYTES)
             self.pump.wake()
         return transfer

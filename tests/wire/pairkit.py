@@ -120,7 +120,8 @@ class Side:
 
     def submit(self, transfer: int) -> None:
         page, stream = self.unsubmitted[transfer].pop(0)
-        self.core.outgoing.submit(transfer, page, stream, memoryview(page_bytes(transfer, page, stream)), self.now)
+        data = memoryview(page_bytes(transfer, page, stream))
+        self.core.outgoing.submit(transfer, [(page, stream, data, (), None)], self.now)
 
     def take(self, index: int = 0, need_bytes: int = NEED_BYTES, *, exact: bool = False) -> int:
         event = self.offers.pop(index)

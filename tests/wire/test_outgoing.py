@@ -45,8 +45,8 @@ def test_a_lane_takes_its_share_of_what_can_be_sent_together() -> None:
         now=0.0,
     )
     core.scheduler.grant(transfer, 0, 100_000)
-    core.outgoing.submit(transfer, 0, 0, memoryview(bytes(60_000)), 0.0)
-    core.outgoing.submit(transfer, 0, 1, memoryview(bytes(60_000)), 0.0)  # no credit
+    core.outgoing.submit(transfer, [(0, 0, memoryview(bytes(60_000)), (), None)], 0.0)
+    core.outgoing.submit(transfer, [(0, 1, memoryview(bytes(60_000)), (), None)], 0.0)  # no credit
     assert [core.outgoing.batch_bytes(most_bytes) for most_bytes in (1 << 20, 20_000, 0)] == [30_000, 20_000, 4096]
 
 
@@ -82,7 +82,7 @@ def test_complete_means_delivered_only_when_everything_was_sent() -> None:
     hear(side, Complete(transfer))
     assert len(side.log) == 1
     with pytest.raises(LocalProtocolError, match="has ended"):
-        side.core.outgoing.submit(transfer, 0, 0, memoryview(b""), 0.0)
+        side.core.outgoing.submit(transfer, [(0, 0, memoryview(b""), (), None)], 0.0)
 
 
 def test_requests_reach_the_application_and_are_answered_once() -> None:
