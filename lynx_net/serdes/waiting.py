@@ -57,7 +57,8 @@ class WaitingPages:
         self._whole = whole
         self._bytes_of = bytes_of
         self._most_runs = most_runs
-        self._pages: list[dict[int, None]] = [{} for _ in range(streams)]
+        self._pages: list[dict[int, int]] = [{} for _ in range(streams)]
+        """The most bytes that each has."""
         self._bytes = [0] * streams
         self._limits = [0] * streams
         self._arrived = [[0] * (self._runs_per_array * arrays) for _ in range(streams)]
@@ -70,8 +71,8 @@ class WaitingPages:
         """
         array, position = divmod(page, self._per_array)
         run = array * self._runs_per_array + position // self.run_pages
-        self._pages[stream][page] = None
-        self._bytes[stream] += self._bytes_of(page, stream)
+        self._pages[stream][page] = most_bytes = self._bytes_of(page, stream)
+        self._bytes[stream] += most_bytes
         self._limits[stream] = limit_bytes
         self._arrived[stream][run] += 1
         if not self._whole:
@@ -114,8 +115,9 @@ class WaitingPages:
 
     def clear(self) -> None:
         """Nothing waits any more."""
-        for held in (*self._pages, *self._due):
-            held.clear()
+        for pages, runs in zip(self._pages, self._due, strict=True):
+            pages.clear()
+            runs.clear()
         self._bytes = [0] * len(self._bytes)
 
     def _pages_of(self, run: int) -> range:
@@ -131,5 +133,4 @@ class WaitingPages:
                     self._remove(page, earlier)
 
     def _remove(self, page: int, stream: int) -> None:
-        del self._pages[stream][page]
-        self._bytes[stream] -= self._bytes_of(page, stream)
+        self._bytes[stream] -= self._pages[stream].pop(page)
