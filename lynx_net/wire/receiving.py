@@ -20,14 +20,15 @@ Rules:
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 from lynx_net.errors import FlowControlError, IntegrityError, LocalProtocolError, RemoteProtocolError
 from lynx_net.wire.credit import ReceiveWindow
 from lynx_net.wire.frames import SegmentHeader
 from lynx_net.wire.layout import WaitingOrder
+from lynx_net.wire.loans import Loans, PageSizes
 from lynx_net.wire.pool import BufferPool
 from lynx_net.wire.scheduler import classes_of
 from lynx_net.wire.stats import TransferStats
@@ -54,13 +55,14 @@ __all__ = [
 FEW_PAGES = 64
 """Transfers of so many pages have the bytes of each stream added up when they are offered."""
 
-PageSizes: TypeAlias = frozenset[int] | range
-"""Byte sizes that a stream of a page may have: the few that there are, or a range of all up to a bound."""
-
 
 def largest_of(sizes: PageSizes) -> int:
     """The largest of these sizes."""
     return sizes[-1] if isinstance(sizes, range) else max(sizes)
+
+
+def _sizes_in(sizes: Callable[[int], Sequence[PageSizes]], stream: int, page: int) -> PageSizes:
+    return sizes(page)[stream]
 
 
 class PageArrived(NamedTuple):
@@ -115,7 +117,6 @@ class _PageStream:
         self.segments = bytearray(segments) if segments else _WHOLE
 
 
-_LOOK_AHEAD_PAGES = 1024
 _STARTED = 1
 _ARRIVED = 2
 _WHOLE = bytearray((_ARRIVED,))
@@ -191,18 +192,17 @@ class ReceiveState:
         self._done.handed_out = self._done.decoded = streams
         self._begun_pages = [0] * streams
         self._arrived_pages = [0] * streams
-        self.lent_bytes = [0] * streams
-        """Of buffers lent to lanes (lending.py)."""
-        self._lent_pages = [0] * streams
-        self._lent_of: list[Counter[int]] = [Counter() for _ in range(streams)]
-        """Bytes that are lent by the size of the buffers."""
-        self._lent_up_to = [0] * streams
-        self._overtaken = [0] * streams
-        """Pages that came in buffers which had been lent with earlier ones in view."""
-        self._begun_up_to = [0] * streams
-        """All pages before this one have begun."""
-        self._order = WaitingOrder(layout)
-        """Of later streams: "up to" and "before" above are places in it, not numbers of pages."""
+        # Anchors come in the order of the pages, what waits behind them in another.
+        order = WaitingOrder(layout)
+        self._loans = [
+            Loans(
+                self._page_count,
+                order.page if stream else int,
+                order.place if stream else int,
+                partial(_sizes_in, sizes, stream),
+            )
+            for stream in range(streams)
+        ]
         self._layer_missing = [[self._pages_per_layer] * layout.layers for _ in range(streams)]
         self._layers_missing = [layout.layers] * streams
         if self._early_window is not None:
@@ -290,7 +290,8 @@ class ReceiveState:
         if page_stream is None:
             if page.handed_out > stream:
                 return None
-            if stream_bytes not in self._sizes(index)[stream]:
+            sizes = self._sizes(index)[stream]
+            if stream_bytes not in sizes:
                 raise RemoteProtocolError(f"stream {stream} of page {index} cannot have {stream_bytes} bytes")
             self.windows[stream].receive(length)
             if not self.accepted:
@@ -299,6 +300,7 @@ class ReceiveState:
             page_stream = _PageStream(self._pool.take(stream_bytes), segments)
             page.streams[stream] = page_stream
             self._begun_pages[stream] += 1
+            self._loans[stream].begins(index, sizes)
         elif stream_bytes != page_stream.data.nbytes:
             raise RemoteProtocolError(f"the size of stream {stream} of page {index} changed")
         elif page_stream.segments[offset // self.segment_bytes]:
@@ -313,60 +315,31 @@ class ReceiveState:
 
         A quarter of the credit is left for what comes in other sizes, and of each no more is lent than `most_bytes` or
         `most_pages`, whichever is more.
-        Few pages are looked at, the next ones next time. Next is what a sender of ours sends next: pages have other
-        sizes than those beside them, keys than values, and those of fine tokens.
         """
-        lent_bytes = self.lent_bytes[stream]
-        room_bytes = self.windows[stream].outstanding * 3 // 4 - lent_bytes
-        lent_of = self._lent_of[stream]
-        room_pages = self._page_count - self._begun_pages[stream] - self._lent_pages[stream]
-        buffers: list[memoryview] = []
-        known: PageSizes | None = None
-        size = -1
-        place = self._lent_up_to[stream]
-        looks = _LOOK_AHEAD_PAGES if self.accepted and room_bytes >= least_bytes else 0
-        while looks and len(buffers) < room_pages:
-            if place == self._page_count:
-                if not self._overtaken[stream]:
-                    break
-                self._overtaken[stream] = 0
-                place = self._first_not_begun(stream)
-            index = self._order.page(place) if stream else place
-            sizes = self._sizes(index)[stream]
-            if sizes is not known:
-                known = sizes
-                size = -1 if isinstance(sizes, range) else min(sizes)
-            # Empty ones too: a burst of segments is received into lent buffers as a whole, or not at all.
-            if (least_bytes <= size <= self.segment_bytes or not size) and not self._has_begun(index, stream):
-                of_size = lent_of[size] + size
-                if size > room_bytes or of_size > max(most_bytes, most_pages * size):
-                    break
-                lent_of[size] = of_size
-                room_bytes -= size
-                buffers.append(self._pool.take(size))
-                lent_bytes += size
-            place += 1
-            looks -= 1
-        self._lent_up_to[stream] = place
-        self._lent_pages[stream] += len(buffers)
-        self.lent_bytes[stream] = lent_bytes
-        return buffers
+        loans = self._loans[stream]
+        room_bytes = self.windows[stream].outstanding * 3 // 4 - loans.lent_bytes
+        room_pages = self._page_count - self._begun_pages[stream] - loans.lent_pages
+        if not self.accepted or room_bytes < least_bytes:
+            return []
 
-    def _has_begun(self, index: int, stream: int) -> bool:
-        page = self._pages.get(index)
-        return page is not None and (page.streams[stream] is not None or page.handed_out > stream)
+        def has_begun(index: int) -> bool:
+            page = self._pages.get(index)
+            return page is not None and (page.streams[stream] is not None or page.handed_out > stream)
 
-    def _first_not_begun(self, stream: int) -> int:
-        place = self._begun_up_to[stream]
-        while place < self._page_count and self._has_begun(self._order.page(place) if stream else place, stream):
-            place += 1
-        self._begun_up_to[stream] = place
-        return place
+        sizes = range(least_bytes, self.segment_bytes + 1)
+        chosen = loans.next(has_begun, room_bytes, room_pages, sizes, most_bytes, most_pages)
+        return [self._pool.take(size) for size in chosen]
+
+    @property
+    def lent_bytes(self) -> list[int]:
+        """Of buffers lent to lanes (lending.py), by stream."""
+        return [loans.lent_bytes for loans in self._loans]
 
     def lent_too_much(self, stream: int) -> bool:
         """More is lent in a stream than credit and pages are left for."""
         pages = self._page_count - self._begun_pages[stream]
-        return self.lent_bytes[stream] > self.windows[stream].outstanding or self._lent_pages[stream] > pages
+        loans = self._loans[stream]
+        return loans.lent_bytes > self.windows[stream].outstanding or loans.lent_pages > pages
 
     def take_run(self, run: LentRun, events: list[Event]) -> None:
         """A lane hands back buffers that hold whole page streams: as `place` and `segment_arrived` of each, in order.
@@ -378,10 +351,10 @@ class ReceiveState:
             IntegrityError: its bytes do not match its checksum.
         """
         _, stream, size, pages, buffers, sound = run
-        self._not_lent(stream, size, len(pages))
+        loans = self._loans[stream]
+        loans.came_back(size, len(pages))
         window, count, others = self.windows[stream], 0, []
         is_last = stream + 1 == self.streams
-        lent_up_to = self._lent_up_to[stream]
         ready: list[int] = []
         try:
             for index, buffer in zip(pages, buffers, strict=True):
@@ -394,15 +367,14 @@ class ReceiveState:
                     or page.handed_out > stream
                     or page.streams[stream] is not None
                     or size > window.limit - window.received
-                    or size not in self._sizes(index)[stream]
+                    or size not in (sizes := self._sizes(index)[stream])
                 ):
                     self._take_other(index, stream, buffer, events, sound=sound)
                     continue
                 window.received += size
                 page.streams[stream] = _PageStream(buffer, 0)
                 count += 1
-                if (self._order.place(index) if stream else index) >= lent_up_to:
-                    self._overtaken[stream] += 1
+                loans.begins(index, sizes)
                 if page.handed_out == stream and (is_last or page.streams[stream + 1] is None):
                     page.handed_out += 1
                     ready.append(index)
@@ -432,15 +404,9 @@ class ReceiveState:
 
     def take_back(self, stream: int, buffers: Sequence[memoryview]) -> None:
         """Lent buffers of a stream are free again."""
-        self._lent_up_to[stream] = self._first_not_begun(stream)
         for buffer in buffers:
-            self._not_lent(stream, buffer.nbytes, 1)
+            self._loans[stream].came_back(buffer.nbytes, 1)
             self._pool.give(buffer)
-
-    def _not_lent(self, stream: int, size: int, pages: int) -> None:
-        self.lent_bytes[stream] -= size * pages
-        self._lent_of[stream][size] -= size * pages
-        self._lent_pages[stream] -= pages
 
     def _count_early(self, size: int) -> None:
         self._early_bytes += size

@@ -132,7 +132,7 @@ class Owner:
         for state in self.core.incoming._states.values():
             for stream, lent_bytes in enumerate(state.lent_bytes):
                 assert 0 <= lent_bytes <= state.windows[stream].outstanding
-                assert state._begun_pages[stream] + state._lent_pages[stream] <= state.layout.page_count
+                assert state._begun_pages[stream] + state._loans[stream].lent_pages <= state.layout.page_count
 
     @staticmethod
     def sizes(page: int) -> list[frozenset[int]]:

@@ -115,17 +115,38 @@ def test_buffers_are_lent_until_the_last_page_whatever_the_order(order: list[int
     assert not state.owes(0)
 
 
+@given(order=st.permutations(range(PAGES)), ahead=st.integers(1, 3), keys=st.integers(0, PAGES))
+def test_a_size_is_lent_while_pages_of_it_are_missing(order: list[int], ahead: int, keys: int) -> None:
+    """Also of those that others have overtaken: values must not be all that is lent while keys are missing."""
+    sizes = [SIZE if page < keys else SIZE // 2 for page in range(PAGES)]
+    state = make_state(1, sizes.__getitem__)
+    free: dict[int, list[memoryview]] = {SIZE: [], SIZE // 2: []}
+    missing = list(range(PAGES))
+    for page in order:
+        for buffer in state.lend(0, 1, 0, ahead):
+            free[buffer.nbytes].append(buffer)
+        assert len(free[SIZE]) == min(ahead, sum(sizes[one] == SIZE for one in missing))
+        missing.remove(page)
+        if free[sizes[page]]:
+            state.take_run((1, 0, sizes[page], [page], [free[sizes[page]].pop()], True), [])
+        else:
+            assert free[SIZE], "nothing is lent for values while keys have not been looked at"
+            state.place(SegmentHeader(1, page, 0, 0, sizes[page], sizes[page], 7))
+    assert not any(free.values())
+    assert state.lent_bytes == [0]
+
+
 def test_so_much_is_lent_of_each_size() -> None:
     """Values come behind keys, on a lane that is ahead before all of those: their size must not be used up by then."""
     keys, small = PAGES // 2, SIZE // 2
     state = make_state(1, lambda page: SIZE if page < keys else small)
     free = state.lend(0, 1, keys * SIZE)
     assert [buffer.nbytes for buffer in free] == [SIZE] * keys + [small] * keys
-    state.take_back(0, free)
+    state = make_state(1, lambda page: SIZE if page < keys else small)
     free = state.lend(0, 1, 3 * SIZE)
-    assert [buffer.nbytes for buffer in free] == [SIZE] * 3  # a page has its turn behind those before it
-    state.take_run(run_of(0, [0, 1, 2], free), [])
-    assert [buffer.nbytes for buffer in state.lend(0, 1, 3 * SIZE)] == [SIZE] * 3 + [small] * 6
+    assert [buffer.nbytes for buffer in free] == [SIZE] * 3 + [small] * 6
+    state.take_run(run_of(0, [0, 1, 2], free[:3]), [])
+    assert [buffer.nbytes for buffer in state.lend(0, 1, 3 * SIZE)] == [SIZE] * 3
     assert state.lent_bytes == [6 * SIZE]
 
 
