@@ -27,7 +27,7 @@ class TransferSizes:
 
     def __init__(self, pages: LayerPages, layout: CacheLayout, codecs: CodecTable) -> None:
         # Every layer is cut alike, so one layer with the same codecs tells.
-        by_codecs: dict[tuple[int, ...], tuple[list[list[PageSizes]], list[list[int]]]] = {}
+        by_codecs: dict[tuple[int, ...], tuple[list[list[PageSizes]], list[list[int]], int]] = {}
         known: dict[tuple[int, PageShape], list[PageSizes]] = {}
         self._per_layer = pages.per_layer
         self._layers: list[list[list[PageSizes]]] = []
@@ -42,11 +42,12 @@ class TransferSizes:
                     if key not in known:
                         known[key] = _sizes_of(codecs.codec(layer, page.kind), page.shape)
                     of_layer.append(known[key])
-                by_codecs[numbers] = of_layer, [[largest_of(size) for size in sizes] for sizes in of_layer]
-            sizes, most = by_codecs[numbers]
+                most = [[largest_of(size) for size in sizes] for sizes in of_layer]
+                by_codecs[numbers] = of_layer, most, sum(map(sum, most))
+            sizes, most, need_bytes = by_codecs[numbers]
             self._layers.append(sizes)
             self._most.append(most)
-            self.need_bytes += sum(map(sum, most))
+            self.need_bytes += need_bytes
 
     def most(self, page: int, stream: int) -> int:
         """The most bytes that a stream of a page can have."""

@@ -195,7 +195,7 @@ class CacheLayout:
             LocalProtocolError: naming what is wrong with them.
         """
         coded = range(min(self.raw_head, self.tokens), max(self.tokens - self.raw_tail, 0))
-        # There may be many thousands of them, before the first byte is sent: where they increase, both ends tell of all.
+        # There may be many thousands of them, before the first byte is sent. If they increase, both ends tell of all.
         if not (all(one in coded for one in (*tokens[:1], *tokens[-1:])) and all(map(operator.lt, tokens, tokens[1:]))):
             pairs = zip((-1, *tokens), tokens, strict=False)
             before, token = next(pair for pair in pairs if pair[1] <= pair[0] or pair[1] not in coded)
