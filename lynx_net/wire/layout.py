@@ -168,16 +168,17 @@ class CacheLayout:
         if not self.page_count:
             return []
         count = self.pages_per_array
-        positions: Iterable[int] = range(count)
-        if not self.fine:  # then all pages between the raw tokens of both ends are alike
+        pages: Iterable[PageRef]
+        if self.fine:
+            pages = self.first_layer()
+        else:  # all pages between the raw tokens of both ends are alike
             behind_head = -(-self.raw_head // self.page_tokens)
             tail = max(self.tokens - self.raw_tail, 0) // self.page_tokens
             positions = {*range(min(behind_head + 1, count)), *range(min(tail, count - 1), count)}
+            pages = [self.page(first + at) for first in range(0, len(self.kinds) * count, count) for at in positions]
         unlike: dict[tuple[Kind, PageShape], PageRef] = {}
-        for which in range(len(self.kinds)):
-            for position in positions:
-                page = self.page(which * count + position)
-                unlike.setdefault((page.kind, page.shape), page)
+        for page in pages:
+            unlike.setdefault((page.kind, page.shape), page)
         return list(unlike.values())
 
     def _cut(self, position: int) -> tuple[int, int, int, int]:
