@@ -143,8 +143,7 @@ class DeviceEncoder:
         self._executor = executor
         group_bytes = min(devices.buffers.group_bytes, devices.buffers.staging_bytes // IN_FLIGHT)
         self._first_groups, self._groups = (
-            _groups_of(pages, codecs, layout.layers, group_bytes, first)
-            for first in (group_bytes // FIRST_SHARE, group_bytes)
+            _groups_of(pages, codecs, layout.layers, group_bytes, first) for first in (group_bytes // FIRST_SHARE, None)
         )
         self._longest = {page.kind: page for page in reversed(pages)}
         self._positions = (fine % layout.page_tokens).astype(np.int32)
@@ -334,16 +333,16 @@ class DeviceEncoder:
 
 
 def _groups_of(
-    pages: Sequence[PageRef], codecs: CodecTable, layers: int, most_bytes: int, first_bytes: int
+    pages: Sequence[PageRef], codecs: CodecTable, layers: int, most_bytes: int, first_bytes: int | None
 ) -> list[list[PageRef]]:
-    """Pages of one kind that have about so many bytes encoded, as many in each group; in the first of all fewer."""
+    """Pages of one kind that have about so many bytes encoded, as many in each group; fewer in the first, if wanted."""
     groups: list[list[PageRef]] = []
     for kind, of_kind in itertools.groupby(pages, key=lambda page: page.kind):
         left = list(of_kind)
         usual = left[len(left) // 2].shape
         own = {id(codec): codec for codec in (codecs.codec(layer, kind) for layer in range(layers))}
         page_bytes = max(*(sum(codec.stream_bytes(usual, wide=True)) for codec in own.values()), 1)
-        if not groups:
+        if first_bytes is not None and not groups:
             first = max(first_bytes // page_bytes, 1)
             groups.append(left[:first])
             left = left[first:]

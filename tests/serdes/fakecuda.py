@@ -202,6 +202,8 @@ class FakeCodec:
     ) -> None:
         assert view.device == self._device
 
+        self._cuda.batches.append(len(plan.jobs))
+
         def kernel() -> None:
             time.sleep(self._cuda.kernel_s)
             piece = _bytes_at(out, plan.total_bytes)
@@ -263,6 +265,8 @@ class FakeCuda:
     longest_page: int = 1 << 16
     pinned_bytes: int = 0
     device_bytes: dict[int, int] = field(default_factory=dict)
+    batches: list[int] = field(default_factory=list)
+    """Pages of each batch that was encoded."""
     encoded: list[tuple[int, int]] = field(default_factory=list)
     decoded: list[tuple[int, int, int]] = field(default_factory=list)
     gathered: int = 0

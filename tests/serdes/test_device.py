@@ -11,6 +11,7 @@ import pytest
 from fakecuda import FakeArray
 
 import lynx_net
+from lynx_codec import get_codec
 from lynx_net import CacheLayout, HostCache, LinkConfig
 from lynx_net.errors import (
     CodecError,
@@ -203,6 +204,14 @@ async def test_a_slow_device_and_small_buffers(cuda: FakeCuda, make_cache: Any, 
     assert same(transfer.target.on_host(), cache.decoded("lynx"))
     assert cuda.device_bytes[0] <= 2 * 2_000_000
     assert cuda.pinned_bytes <= 300_000 + 100_000 + 2 * (1 << 20)
+
+
+async def test_groups_of_an_array_are_alike(cuda: FakeCuda, make_cache: Any) -> None:
+    """But for the first one, which is small: the wire has something soon."""
+    cache = make_cache(layers=2, tokens=13 * 64, page_tokens=64)
+    page_bytes = sum(get_codec("lynx").stream_bytes(cache.layout.page(6).shape, wide=True))
+    await pass_on(cache, buffers=DeviceBuffers(group_bytes=5 * page_bytes))
+    assert cuda.batches == [1, 4, 4, 4, 5, 5, 3, 5, 5, 3, 5, 5, 3]
 
 
 @pytest.mark.parametrize(("window_bytes", "early_bytes"), [(8192, 0), (9000, 20000), (30000, 0)])
