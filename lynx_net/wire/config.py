@@ -48,13 +48,13 @@ class LinkConfig:
     progress_timeout_s: float = 30.0
     segment_bytes: int = 1024 * 1024
     initial_credit_bytes: int = 1024 * 1024
-    anchor_window_bytes: int = 32 * 1024 * 1024
+    anchor_window_bytes: int = 64 * 1024 * 1024
     residual_window_bytes: int = 4 * 1024 * 1024
     early_residual_bytes: int = 512 * 1024
     memory_bytes: int = 8 * 1024 * 1024 * 1024
     max_pending_offers: int = 256
     max_pending_requests: int = 1024
-    send_queue_bytes: int = 32 * 1024 * 1024
+    send_queue_bytes: int = 64 * 1024 * 1024
 
     def __post_init__(self) -> None:
         if not self.deadline_s > 0 or not self.progress_timeout_s > 0:
@@ -77,7 +77,8 @@ class LinkConfig:
         """Settings for caches in the memory of accelerators on links above 10 Gbit/s (docs/gpu.md), for both sides.
 
         Streams of pages of 2,048 tokens (8 heads of 128) are one segment each, also of bf16, batches of residuals have
-        room, all lanes carry them, and a sender need not wait for its first answer.
+        room, all lanes carry them, and a sender need not wait for its first answer. Less is queued, since it lies in
+        pinned memory.
 
         Args:
             others: attributes that shall be different.
@@ -89,9 +90,9 @@ class LinkConfig:
             "segment_bytes": 17 << 18,
             "urgent_lane": False,
             "initial_credit_bytes": 16 << 20,
-            "anchor_window_bytes": 64 << 20,
             "residual_window_bytes": 96 << 20,
             "early_residual_bytes": 8 << 20,
+            "send_queue_bytes": 32 << 20,
         }
         return cls(**(chosen | others))
 

@@ -39,7 +39,8 @@ def test_settings_that_cannot_work_are_refused(wrong: dict[str, Any]) -> None:
 def test_settings_for_devices_can_be_changed_one_by_one_and_are_checked_like_others() -> None:
     usual, changed = LinkConfig.for_devices(), LinkConfig.for_devices(deadline_s=9.0, segment_bytes=1 << 20)
     assert usual.segment_bytes > 2048 * 8 * 128 * 2, "a stream of a page is one segment, also in 16 bits"
-    assert usual.residual_window_bytes > usual.anchor_window_bytes > LinkConfig().anchor_window_bytes
+    assert usual.residual_window_bytes > usual.anchor_window_bytes >= LinkConfig().anchor_window_bytes
+    assert usual.send_queue_bytes < LinkConfig().send_queue_bytes, "what is queued lies in pinned memory"
     assert not usual.urgent_lane
     assert (changed.deadline_s, changed.segment_bytes) == (9.0, 1 << 20)
     assert changed.residual_window_bytes == usual.residual_window_bytes
