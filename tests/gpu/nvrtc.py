@@ -31,6 +31,8 @@ def _nvrtc() -> ctypes.CDLL:
     path = find_nvrtc()
     if path is None:
         raise NvrtcError("NVRTC is not installed: pip install nvidia-cuda-nvrtc")
+    for builtins in path.parent.glob("libnvrtc-builtins.so*"):  # older ones look for it elsewhere
+        ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)
     library = ctypes.CDLL(str(path))
     library.nvrtcGetErrorString.restype = ctypes.c_char_p
     return library
@@ -40,7 +42,7 @@ def compile_text(text: str, name: str, options: Sequence[str]) -> bytes:
     """Machine code (cubin) of a CUDA text, none for `-arch=compute_*`; messages call it `name`.
 
     Raises:
-        NvrtcError: with the compiler's log.
+        NvrtcError: with the compiler's log, also if that holds but warnings.
     """
     nvrtc = _nvrtc()
     program = ctypes.c_void_p()
@@ -48,13 +50,13 @@ def compile_text(text: str, name: str, options: Sequence[str]) -> bytes:
     try:
         words = [option.encode() for option in options]
         result = nvrtc.nvrtcCompileProgram(program, len(words), (ctypes.c_char_p * len(words))(*words))
-        if result:
-            size = ctypes.c_size_t()
-            _check(nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size)))
-            log = ctypes.create_string_buffer(size.value)
-            _check(nvrtc.nvrtcGetProgramLog(program, log))
-            raise NvrtcError(log.value.decode())
         size = ctypes.c_size_t()
+        _check(nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size)))
+        log = ctypes.create_string_buffer(size.value)
+        _check(nvrtc.nvrtcGetProgramLog(program, log))
+        # Not every NVRTC 13 has an option that makes warnings errors.
+        if result or log.value.strip():
+            raise NvrtcError(log.value.decode())
         _check(nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size)))
         code = ctypes.create_string_buffer(size.value)
         _check(nvrtc.nvrtcGetCUBIN(program, code))
