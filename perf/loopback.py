@@ -5,6 +5,9 @@ checks every segment's checksum. Figures are medians over the rounds. CPU second
 processes and, beside that, of the whole machine meanwhile: the kernel receives in threads of its own (ksoftirqd) and on
 idle cores, too, the more of it the larger the buffers are that raw sockets are given, and counts that for no process.
 Nothing else should run then.
+
+Raw sockets have the system's congestion control, and lynx_net what it chooses within a machine (docs/sockets.md); with
+`--congestion-control reno` both have that.
 """
 
 from __future__ import annotations
@@ -79,10 +82,19 @@ def raw_receive(pipe: Connection, total: int, lanes: int, size: int) -> None:
     pipe.send((time.monotonic(), cpu_seconds() - began))
 
 
-def raw_send(port: int, total: int, lanes: int, size: int) -> tuple[float, float]:
+def raw_connect(port: int, control: str | None) -> socket.socket:
+    """A connection with this congestion control; None is the system's."""
+    sock = socket.socket()
+    if control is not None:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, control.encode())
+    sock.connect(("127.0.0.1", port))
+    return sock
+
+
+def raw_send(port: int, total: int, lanes: int, size: int, control: str | None = None) -> tuple[float, float]:
     """Send from the same source memory, one blocking thread a connection; start time and CPU seconds."""
     source = memoryview(bytes(range(256)) * (SOURCE_BYTES // 256))
-    connections = [socket.create_connection(("127.0.0.1", port)) for _ in range(lanes)]
+    connections = [raw_connect(port, control) for _ in range(lanes)]
     per_lane = total // size // lanes
 
     def write(connection: socket.socket, lane: int) -> None:
@@ -103,17 +115,16 @@ def raw_send(port: int, total: int, lanes: int, size: int) -> tuple[float, float
 # ---- lynx_net, without a codec
 
 
-def lynx_endpoint(size: int, unsent_bytes: int | None) -> Endpoint[Link]:
-    """One side of a link with segments of `size` bytes, and so many unsent in the kernel."""
-    sockets = SocketOptions(notsent_lowat_bytes=unsent_bytes)
+def lynx_endpoint(size: int, sockets: SocketOptions | None) -> Endpoint[Link]:
+    """One side of a link with segments of `size` bytes."""
     return endpoint(segment_bytes=size, residual_window_bytes=max(4 * size, 4 << 20), sockets=sockets)
 
 
-def lynx_receive(pipe: Connection, total: int, lanes: int, size: int, unsent_bytes: int | None = None) -> None:
+def lynx_receive(pipe: Connection, total: int, lanes: int, size: int, sockets: SocketOptions | None = None) -> None:
     """Serve one transfer."""
 
     async def serve() -> None:
-        server = await lynx_endpoint(size, unsent_bytes).serve("tcp://127.0.0.1:0")
+        server = await lynx_endpoint(size, sockets).serve("tcp://127.0.0.1:0")
         pipe.send(int(server.url.rpartition(":")[2]))
         transfer = await anext(aiter(server))
         began = cpu_seconds()
@@ -125,11 +136,13 @@ def lynx_receive(pipe: Connection, total: int, lanes: int, size: int, unsent_byt
     run(serve())
 
 
-def lynx_send(port: int, total: int, lanes: int, size: int, unsent_bytes: int | None = None) -> tuple[float, float]:
+def lynx_send(
+    port: int, total: int, lanes: int, size: int, sockets: SocketOptions | None = None
+) -> tuple[float, float]:
     """Send pages of one segment each; start time and CPU seconds."""
 
     async def send() -> tuple[float, float]:
-        side = lynx_endpoint(size, unsent_bytes)
+        side = lynx_endpoint(size, sockets)
         source = memoryview(bytes(range(256)) * (SOURCE_BYTES // 256))
         link = await side.connect(f"tcp://127.0.0.1:{port}", lanes=lanes)
         began_s, began = time.monotonic(), cpu_seconds()
@@ -183,6 +196,7 @@ def main() -> None:
     parser.add_argument("--lanes", type=int, default=min(8, os.cpu_count() or 1), help="connections")
     parser.add_argument("--segment-bytes", type=int, default=LinkConfig().segment_bytes, help="buffer and segment size")
     parser.add_argument("--unsent-bytes", type=int, help="SocketOptions.notsent_lowat_bytes (default: the library's)")
+    parser.add_argument("--congestion-control", metavar="NAME", help="of all connections (SocketOptions)")
     parser.add_argument("--rounds", type=int, default=5, help="runs of each kind, in turn")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
     options = parser.parse_args()
@@ -190,10 +204,11 @@ def main() -> None:
     if not 0 < size <= SOURCE_BYTES or SOURCE_BYTES % size:
         parser.error(f"--segment-bytes must divide {SOURCE_BYTES}, not be {size}")
     total = int(options.gib * GIB) // (size * options.lanes) * size * options.lanes
-    unsent = options.unsent_bytes
+    control = options.congestion_control
+    sockets = SocketOptions(notsent_lowat_bytes=options.unsent_bytes, congestion_control=control)
     sides = {
-        "raw": (raw_receive, raw_send),
-        "lynx": (partial(lynx_receive, unsent_bytes=unsent), partial(lynx_send, unsent_bytes=unsent)),
+        "raw": (raw_receive, partial(raw_send, control=control)),
+        "lynx": (partial(lynx_receive, sockets=sockets), partial(lynx_send, sockets=sockets)),
     }
     runs: dict[str, list[Run]] = {kind: [] for kind in sides}
     for round_ in range(options.rounds):
@@ -210,6 +225,7 @@ def main() -> None:
         "lanes": options.lanes,
         "segment_bytes": size,
         "unsent_bytes": options.unsent_bytes,
+        "congestion_control": control,
         "bytes": total,
         "raw_gbps": raw.gbps,
         "lynx_gbps": lynx.gbps,

@@ -140,9 +140,18 @@ def machine_facts(packages: Sequence[str] = ("numpy", "torch", "transformers")) 
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),
         "system": f"{platform.system()} {platform.release()}",
+        "congestion_control": _congestion_control(),
         "python": platform.python_version(),
         "packages": {name: version(name) for name in packages},
     }
+
+
+def _congestion_control() -> str:
+    """Of TCP connections that ask for none; "" on systems other than Linux."""
+    try:
+        return Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
 
 
 def _processor() -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from lynx_net.doctor.facts import ConnectionFacts, HostFacts
 from lynx_net.wire.frames import checksum
 
-__all__ = ["connection_facts", "host_facts", "is_local", "parse_tcp_info"]
+__all__ = ["connection_facts", "host_facts", "parse_tcp_info"]
 
 _TCP_INFO = getattr(socket, "TCP_INFO", 11)
 _TCP_CONGESTION = getattr(socket, "TCP_CONGESTION", 13)
@@ -71,11 +71,6 @@ def parse_tcp_info(info: bytes, congestion: str | None) -> ConnectionFacts:
         receiver_limited_s=seconds(176, _U64),
         buffer_limited_s=seconds(184, _U64),
     )
-
-
-def is_local(sock: socket.socket) -> bool:
-    """Whether both ends of a connection have the same address."""
-    return bool(sock.getsockname()[0] == sock.getpeername()[0])
 
 
 def _numbers(file: str) -> list[int]:

@@ -10,11 +10,12 @@ import time
 from typing import TYPE_CHECKING
 
 from lynx_net.doctor.facts import DoctorError, Facts, HostFacts, Run
-from lynx_net.doctor.kernel import connection_facts, host_facts, is_local
+from lynx_net.doctor.kernel import connection_facts, host_facts
 from lynx_net.doctor.raw import copy
 from lynx_net.doctor.serving import FACTS_ID, doctor_endpoint, open_bytes
 from lynx_net.errors import TransferAbortedError
 from lynx_net.transport import Address
+from lynx_net.transport.setup import is_local
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence

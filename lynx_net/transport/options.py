@@ -88,7 +88,8 @@ class SocketOptions:
             TCP only.
         send_buffer_bytes: bytes the kernel may hold unsent or unacknowledged on a lane (SO_SNDBUF); None lets it
             choose and grow. On Unix sockets it bounds what the peer has not read.
-        congestion_control: name of the algorithm (TCP_CONGESTION), for example "cubic" or "bbr".
+        congestion_control: name of the algorithm (TCP_CONGESTION), for example "cubic" or "bbr". None leaves the
+            system's, but for BBR on connections within this machine, which use "reno" instead: nothing paces there.
         keepalive: probes on a silent connection; None sends none. The link has pings of its own
             (`LinkConfig.deadline_s`).
         user_timeout_s: seconds that sent bytes may stay unacknowledged before the kernel drops the connection

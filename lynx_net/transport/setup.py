@@ -15,10 +15,15 @@ from lynx_net.transport.options import DEFAULT_RECEIVE_BUFFER_BYTES
 if TYPE_CHECKING:
     from lynx_net.transport.options import SocketOptions
 
-__all__ = ["ClassMarks", "set_low_water_mark", "set_send_buffer", "set_tcp_options"]
+__all__ = ["ClassMarks", "is_local", "set_low_water_mark", "set_send_buffer", "set_tcp_options", "unpace_local"]
 
 _SO_MAX_PACING_RATE = getattr(socket, "SO_MAX_PACING_RATE", 47)
 _TCP_NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", 25)
+_TCP_INFO = getattr(socket, "TCP_INFO", 11)
+_TCP_CONGESTION = getattr(socket, "TCP_CONGESTION", 13)
+_RTT_US = struct.Struct("=68xI")
+"""tcpi_rtt in struct tcp_info of linux/tcp.h."""
+_LOCAL_RTT_US = 1000
 _CONGESTION_CONTROLS = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 
 _CLASS_NAMES = ("control", "anchor", "residual", "later streams")
@@ -37,7 +42,7 @@ def set_tcp_options(sock: socket.socket, options: SocketOptions) -> None:
     set_send_buffer(sock, options.send_buffer_bytes)
     if options.congestion_control is not None:
         name = options.congestion_control
-        _set(sock, tcp, socket.TCP_CONGESTION, name.encode(), f"TCP_CONGESTION {name!r}")
+        _set(sock, tcp, _TCP_CONGESTION, name.encode(), f"TCP_CONGESTION {name!r}")
     if options.keepalive is not None:
         keepalive = options.keepalive
         _set(sock, socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1, "SO_KEEPALIVE")
@@ -59,6 +64,26 @@ def set_low_water_mark(sock: socket.socket, unsent_bytes: int) -> None:
     """TCP_NOTSENT_LOWAT, where the kernel has it; without it more bytes are beyond recall, nothing else changes."""
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, unsent_bytes)
+
+
+def is_local(sock: socket.socket) -> bool:
+    """Whether both ends of a connection have the same address."""
+    return bool(sock.getsockname()[0] == sock.getpeername()[0])
+
+
+def unpace_local(sock: socket.socket) -> None:
+    """Take a connection within this machine from BBR to Reno, which every Linux has.
+
+    BBR spaces packets by a timer, so that no queue builds in a network. Here there is none, and the sender sleeps for
+    nothing (docs/sockets.md has the figures). Where the round trip is longer, somebody emulates one: BBR stays then.
+    """
+    with contextlib.suppress(OSError):  # another system, or Reno is not allowed: slower, and nothing else
+        control = sock.getsockopt(socket.IPPROTO_TCP, _TCP_CONGESTION, 16).rstrip(b"\0")
+        if control != b"bbr" or not is_local(sock):
+            return
+        (rtt_us,) = _RTT_US.unpack(sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _RTT_US.size))
+        if rtt_us < _LOCAL_RTT_US:
+            sock.setsockopt(socket.IPPROTO_TCP, _TCP_CONGESTION, b"reno")
 
 
 def set_send_buffer(sock: socket.socket, wanted_bytes: int | None) -> None:

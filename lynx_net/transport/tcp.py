@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from lynx_net.errors import ConnectionFailedError, ConnectionLostError, LynxError
 from lynx_net.transport.base import Address, Lane, Listener, SocketOptions, Transport, failed, lost
 from lynx_net.transport.options import LONE_NOTSENT_LOWAT_BYTES, NOTSENT_LOWAT_BYTES
-from lynx_net.transport.setup import ClassMarks, set_low_water_mark, set_tcp_options
+from lynx_net.transport.setup import ClassMarks, set_low_water_mark, set_tcp_options, unpace_local
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -146,6 +146,8 @@ def _tcp_lane(sock: socket.socket, options: SocketOptions) -> _TcpLane:
     try:
         peer = _tcp_url(sock.getpeername())
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if options.congestion_control is None:
+            unpace_local(sock)
         lane = _TcpLane(sock, peer, options)
         lane.mark(None)
     except OSError as error:

@@ -19,11 +19,12 @@ import pytest
 import lynx_net
 from lynx_net.__main__ import main
 from lynx_net.doctor.facts import ConnectionFacts, DoctorError, HostFacts
-from lynx_net.doctor.kernel import connection_facts, host_facts, is_local, parse_tcp_info
+from lynx_net.doctor.kernel import connection_facts, host_facts, parse_tcp_info
 from lynx_net.doctor.probe import measure
 from lynx_net.doctor.raw import RawSink, copy
 from lynx_net.doctor.serving import doctor_endpoint, open_bytes, serving
 from lynx_net.errors import ConnectionFailedError, RequestRefusedError, TransferAbortedError
+from lynx_net.transport.setup import is_local
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -19,8 +19,8 @@ from lynx_net import Keepalive, PerClass, SocketOptions
 from lynx_net.aio.pump import LoopPump
 from lynx_net.aio.threads import ThreadPump
 from lynx_net.errors import ConnectionFailedError, LocalProtocolError
-from lynx_net.transport import Address, transport_for
-from lynx_net.transport.setup import ClassMarks
+from lynx_net.transport import Address, setup, transport_for
+from lynx_net.transport.setup import ClassMarks, unpace_local
 from lynx_net.transport.tcp import SocketLane
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ async def test_the_kernel_has_every_option_on_both_sides(url: str) -> None:
             assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) == 2 * 96 * 1024
             assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == 2 * 160 * 1024
             assert sock.getsockopt(TCP, getattr(socket, "TCP_NOTSENT_LOWAT", 25)) == 48 * 1024
-            assert sock.getsockopt(TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0") == b"reno"
+            assert _congestion(sock) == "reno"
             assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
             probes = [sock.getsockopt(TCP, x) for x in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)]
             assert probes == [21, 7, 4]
@@ -96,18 +96,72 @@ async def test_the_kernel_has_every_option_on_both_sides(url: str) -> None:
             assert sock.getsockopt(socket.SOL_SOCKET, 47) == 10_000_000
 
 
+def _congestion(sock: socket.socket) -> str:
+    return sock.getsockopt(TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
+
+
 async def test_nothing_is_set_that_was_not_asked_for() -> None:
+    """But Reno for BBR, since both ends are on this machine."""
     with socket.socket() as untouched:
-        congestion = untouched.getsockopt(TCP, socket.TCP_CONGESTION, 16)
+        congestion = _congestion(untouched)
     async with _lanes("tcp://127.0.0.1:0", SocketOptions(receive_buffer_bytes=None)) as lanes:
         for lane in lanes:
             lane.mark(0)
             sock = lane.plain_socket
             assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 0
             assert sock.getsockopt(TCP, socket.TCP_USER_TIMEOUT) == 0
-            assert sock.getsockopt(TCP, socket.TCP_CONGESTION, 16) == congestion
+            assert _congestion(sock) == ("reno" if congestion == "bbr" else congestion)
             assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY) == 0
             assert sock.getsockopt(socket.IPPROTO_IP, socket.IP_TOS) == 0
+
+
+@contextlib.contextmanager
+def _connection(congestion: str, target: str = "127.0.0.1") -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Both ends of a connection from 127.0.0.1 whose ends have this congestion control."""
+    with socket.create_server(("127.0.0.1" if target == "127.0.0.1" else "", 0)) as server, socket.socket() as sock:
+        for one in (server, sock):
+            try:
+                one.setsockopt(TCP, socket.TCP_CONGESTION, congestion.encode())
+            except OSError:
+                pytest.skip(f"this machine has no {congestion}")
+        sock.bind(("127.0.0.1", 0))
+        sock.connect((target, server.getsockname()[1]))
+        accepted = server.accept()[0]
+        with accepted:
+            yield sock, accepted
+
+
+@pytest.mark.parametrize(("before", "after"), [("bbr", "reno"), ("cubic", "cubic"), ("reno", "reno")])
+def test_no_lane_is_paced_within_a_machine(before: str, after: str) -> None:
+    with _connection(before) as ends:
+        for sock in ends:
+            assert _congestion(sock) == before
+            unpace_local(sock)
+            assert _congestion(sock) == after
+
+
+def test_bbr_stays_between_two_addresses() -> None:
+    with _connection("bbr", "127.0.0.2") as ends:
+        for sock in ends:
+            unpace_local(sock)
+            assert _congestion(sock) == "bbr"
+
+
+def test_bbr_stays_where_a_network_is_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round trip that no machine has within itself."""
+    monkeypatch.setattr(setup, "_LOCAL_RTT_US", 0)
+    with _connection("bbr") as ends:
+        for sock in ends:
+            unpace_local(sock)
+            assert _congestion(sock) == "bbr"
+
+
+@both_versions
+async def test_bbr_stays_where_it_was_asked_for(url: str) -> None:
+    if "bbr" not in _sysctl("ipv4/tcp_available_congestion_control").split():
+        pytest.skip("this machine has no bbr")
+    async with _lanes(url, SocketOptions(congestion_control="bbr")) as lanes:
+        assert [_congestion(lane.plain_socket) for lane in lanes] == ["bbr", "bbr"]
 
 
 async def test_the_kernel_paces_a_lane() -> None:
