@@ -436,6 +436,19 @@ static int is_to_tell(Reader *self)
     return goes;
 }
 
+/* Let the teller tell Python of what is full; 0 where there is none. */
+static int leave_to_teller(Stock *stock)
+{
+    pthread_mutex_lock(&stock->mutex);
+    int is_there = stock->teller;
+    if (is_there && stock->full_count) {
+        stock->due = 1;
+        pthread_cond_signal(&stock->due_or_over);
+    }
+    pthread_mutex_unlock(&stock->mutex);
+    return is_there;
+}
+
 /* Headers as far as they are there. Returns as recv does. */
 static ssize_t receive_headers(Reader *self, int fd, int64_t wait_ns)
 {
@@ -454,10 +467,12 @@ static ssize_t receive_headers(Reader *self, int fd, int64_t wait_ns)
 }
 
 /* Bytes received, 0 at the end of the stream, -1 with errno: EINTR and EAGAIN if nothing came. Comes back when Python is
- * to be told, also soon after nothing more is there: the last page before a pause is awaited. */
+ * to be told, also soon after nothing more is there: the last page before a pause is awaited. Where a teller does that,
+ * this waits on. */
 static ssize_t read_on(Reader *self, int fd, int64_t wait_ns)
 {
     ssize_t total = 0, got;
+    int is_told = 0;
     do {
         if (self->burst.count) {
             size_t wanted;
@@ -469,9 +484,14 @@ static ssize_t read_on(Reader *self, int fd, int64_t wait_ns)
                     return total + got;
             }
         } else {
-            got = receive_headers(self, fd, has_untold(self) ? self->pause_ns : wait_ns);
+            got = receive_headers(self, fd, has_untold(self) && !is_told ? self->pause_ns : wait_ns);
             if (got > 0)
                 collect(self, (size_t)got);
+            else if (got < 0 && errno == EAGAIN && total && !is_told && leave_to_teller((Stock *)self->stock)) {
+                is_told = 1;
+                continue;
+            }
+            is_told = 0;
         }
         if (got <= 0)
             return total ? total : got;

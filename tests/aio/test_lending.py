@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
+import queue
 import random
 import resource
 import socket
@@ -410,6 +411,37 @@ def test_lanes_stay_while_a_teller_waits(lanes: ModuleType) -> None:
     assert heard
     assert not stock.wait_full()
     assert receive(stock.take_full) > 5
+
+
+def test_a_lane_waits_on_for_more_where_a_teller_tells(lanes: ModuleType) -> None:
+    """Of a page that is the last for a while, whether or not more was to follow at once."""
+    stock = lanes.Stock()
+    heard: queue.Queue[list[int]] = queue.Queue()
+    received: list[int] = []
+
+    def tell() -> None:
+        while stock.wait_full():
+            if runs := stock.take_full()[0]:
+                heard.put([page for run in runs for page in run[3]])
+
+    teller = threading.Thread(target=tell)
+    teller.start()
+    stock.put(2, 0, views(*[40_000] * 4), 1 << 20)
+    one, end = socket.socketpair()
+    with one, end:
+        reader = stock.reader(0, 1 << 20)
+        lane = threading.Thread(target=lambda: received.append(reader.receive(one.fileno(), 30.0)[0]))
+        lane.start()
+        data = [burst_of([segment_of(2, page, 0)]) for page in (4, 5, 6)]
+        for page, burst in zip((4, 5, 6), data, strict=True):
+            end.sendall(burst)
+            assert heard.get(timeout=5) == [page]
+            assert lane.is_alive()
+        end.shutdown(socket.SHUT_RDWR)
+        lane.join(5)
+    stock.end_wait()
+    teller.join(5)
+    assert received == [sum(map(len, data))]
 
 
 async def test_what_a_teller_raises_is_told_and_lanes_tell_themselves(lanes: ModuleType) -> None:
