@@ -63,7 +63,7 @@ class PinnedRing:
 
     def __init__(self, limit_bytes: int, allocate: Allocate, slab_bytes: int = SLAB_BYTES) -> None:
         self.limit_bytes = limit_bytes
-        self._slab_bytes = min(slab_bytes, limit_bytes)
+        self.slab_bytes = min(slab_bytes, limit_bytes)
         self._allocate = allocate
         self._lock = threading.Lock()
         self._slabs: list[tuple[Memory, Arena]] = []
@@ -116,7 +116,7 @@ class PinnedRing:
 
     def grow(self) -> bool:
         """Allocate a slab more; False at the limit. Blocks for some milliseconds, so call it in a thread."""
-        size = min(self._slab_bytes, self.limit_bytes - self.allocated_bytes)
+        size = min(self.slab_bytes, self.limit_bytes - self.allocated_bytes)
         if size <= 0:
             return False
         memory = self._allocate(size)
@@ -133,9 +133,9 @@ class PinnedRing:
         Raises:
             BufferTooLargeError: together they are larger than a slab.
         """
-        if sum(sizes_bytes) + ALIGN_BYTES * len(sizes_bytes) > self._slab_bytes:
+        if sum(sizes_bytes) + ALIGN_BYTES * len(sizes_bytes) > self.slab_bytes:
             raise BufferTooLargeError(
-                f"{sum(sizes_bytes)} bytes for one group of pages; pinned memory is cut into {self._slab_bytes} at most"
+                f"{sum(sizes_bytes)} bytes for one group of pages; pinned memory is cut into {self.slab_bytes} at most"
             )
         async with self._turn:
             room = asyncio.Event()

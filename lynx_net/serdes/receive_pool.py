@@ -17,8 +17,9 @@ SIZES_PER_DOUBLING = 8
 
 BLOCK_BYTES = 32 * 1024 * 1024
 BLOCK_PIECES = 32
-"""What is taken from the ring at once, at most: pages come in thousands, and to take a piece of the ring for each costs
-as much as to receive it, whenever one codec follows another."""
+"""What is taken from the ring at once: so many pieces if they are small, else so many bytes, whatever the size of the
+pieces, since blocks that are all a quarter of a slab leave no gaps that are too small for another. Pages come in
+thousands, and to take a piece for each costs as much as to receive it, whenever one codec follows another."""
 
 
 def pinned_address(buffer: memoryview) -> int | None:
@@ -71,15 +72,23 @@ class ReceivePool(BufferPool):
     def _cut(self, room: int) -> list[memoryview]:
         """Pieces of this size: those of a block, one where there is no room for that, none where there is none."""
         pieces = self._pinned[room] = self._pinned.pop(room, [])
-        block = self._take_block(room)
-        others = [other for other in self._pinned if other != room]
-        while block is None and others:
-            if self._pinned.pop(others.pop(0)):  # the ring has their blocks when the list is gone
-                block = self._take_block(room)
+        block = self._take_ring(self._block_bytes(room), room) or self._take_ring(room, room)
         if block is not None:
-            pieces += [block[at : at + room] for at in range(0, block.nbytes, room)]
+            pieces += [block[at : at + room] for at in range(0, block.nbytes - room + 1, room)]
         return pieces
 
-    def _take_block(self, room: int) -> memoryview | None:
-        most = min(BLOCK_BYTES // room, BLOCK_PIECES)
-        return (self._ring.take(most * room) if most > 1 else None) or self._ring.take(room)
+    def _block_bytes(self, room: int) -> int:
+        """Of a block of pieces of this size; those of one piece where a block of more would not fit into the ring."""
+        block = min(BLOCK_PIECES * room, BLOCK_BYTES)
+        if 2 * block > BLOCK_BYTES:
+            block = BLOCK_BYTES
+        return block if 2 * room <= block <= self._ring.slab_bytes else room
+
+    def _take_ring(self, size: int, room: int) -> memoryview | None:
+        """So much of the ring. What nobody uses of pieces of other sizes makes room for it."""
+        taken = self._ring.take(size)
+        others = [other for other in self._pinned if other != room]
+        while taken is None and others:
+            if self._pinned.pop(others.pop(0)):  # the ring has their blocks when the list is gone
+                taken = self._ring.take(size)
+        return taken

@@ -79,6 +79,35 @@ def test_kept_pieces_stay_while_there_is_room_for_one_of_another_size() -> None:
     assert pinned_address(pool.take(PIECE)) == at
 
 
+def test_one_codec_after_the_other_does_not_cut_memory_small() -> None:
+    """Memory for either of two long caches, and some of it for others: whatever has been there before, what comes next
+    takes it in blocks, not page by page."""
+
+    class Counted(PinnedRing):
+        pieces = 0
+
+        def take(self, size_bytes: int) -> memoryview | None:
+            piece = super().take(size_bytes)
+            self.pieces += piece is not None
+            return piece
+
+    ring = Counted(2 << 30, ordinary_memory)
+    while ring.grow():
+        pass
+    pool = ReceivePool(ring)
+    codecs = {4194824: 60, 2130440: 90, 1091656: 1500, 1183808: 1100, 1310720: 800}
+    taken: list[int] = []
+    for _ in range(6):
+        for size, pages in codecs.items():
+            before = ring.pieces
+            held = [pool.take(size) for _ in range(pages)]
+            assert all(pinned_address(buffer) is not None for buffer in held)
+            taken.append(ring.pieces - before)
+            while held:
+                pool.give(held.pop())
+    assert max(taken) <= 1500 * 1091656 // (24 << 20)
+
+
 @given(st.integers(1, 1 << 40))
 def test_an_eighth_of_a_piece_is_idle_at_most(size: int) -> None:
     room = piece_bytes(size)
