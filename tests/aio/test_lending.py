@@ -399,7 +399,7 @@ def test_lanes_stay_while_a_teller_waits(lanes: ModuleType) -> None:
         return calls
 
     assert receive(stock.take_full) > 5
-    teller = threading.Thread(target=tell)
+    teller = threading.Thread(target=tell, daemon=True)
     teller.start()
     assert not ended.wait(0.05)
     assert receive() < 5
@@ -424,15 +424,15 @@ def test_a_lane_waits_on_for_more_where_a_teller_tells(lanes: ModuleType) -> Non
             if runs := stock.take_full()[0]:
                 heard.put([page for run in runs for page in run[3]])
 
-    teller = threading.Thread(target=tell)
+    teller = threading.Thread(target=tell, daemon=True)
     teller.start()
     stock.put(2, 0, views(*[40_000] * 4), 1 << 20)
+    data = [burst_of([segment_of(2, page, 0)]) for page in (4, 5, 6)]
     one, end = socket.socketpair()
     with one, end:
         reader = stock.reader(0, 1 << 20)
-        lane = threading.Thread(target=lambda: received.append(reader.receive(one.fileno(), 30.0)[0]))
+        lane = threading.Thread(target=lambda: received.append(reader.receive(one.fileno(), 30.0)[0]), daemon=True)
         lane.start()
-        data = [burst_of([segment_of(2, page, 0)]) for page in (4, 5, 6)]
         for page, burst in zip((4, 5, 6), data, strict=True):
             end.sendall(burst)
             assert heard.get(timeout=5) == [page]

@@ -18,7 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-@pytest.fixture(params=["emulated", pytest.param("device", marks=pytest.mark.gpu)])
+DEVICE = pytest.param("device", marks=[pytest.mark.gpu, pytest.mark.timeout(300)])
+"""Eight streams in ten shapes are a hundred kernels, which each worker of a busy machine may have to compile."""
+
+
+@pytest.fixture(params=["emulated", DEVICE])
 def cupy(request: pytest.FixtureRequest) -> Iterator[Any]:
     """CuPy: of the emulator, and that of a device."""
     if request.param == "emulated":
