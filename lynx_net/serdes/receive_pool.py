@@ -46,6 +46,9 @@ class ReceivePool(BufferPool):
         ring: pinned memory, which may still grow. It has a block again when no piece of it is in use or kept.
     """
 
+    lend_factor = 2
+    """A device reads them, and most are kept for its decoder: none is in a cache when it comes back."""
+
     def __init__(self, ring: PinnedRing) -> None:
         super().__init__()
         self._ring = ring

@@ -27,8 +27,8 @@ LEAST_LENT_BYTES = 32 * 1024
 MOST_LENT_BYTES = 8 << 20
 MOST_LENT_PAGES = 4
 """Of one stream and size, for each lane, whichever is more: enough until Python has heard of those before, and few, so
-that they are used again while they are warm. Where pages of another size follow, lanes are not equally far, and none
-should find its own size used up."""
+that they are used again while they are warm (where they are not, `BufferPool.lend_factor` makes it more). Where pages
+of another size follow, lanes are not equally far, and none should find its own size used up."""
 
 LentRun: TypeAlias = "tuple[int, int, int, list[int], list[memoryview], bool]"
 """What a lane hands back: transfer, stream and bytes of some page streams, their pages in the order in which they came,
@@ -54,12 +54,13 @@ class Lender:
 
     def __init__(self, stock: Stock, lanes: int = 1, least_bytes: int = LEAST_LENT_BYTES) -> None:
         self._stock = stock
-        self._most = lanes * MOST_LENT_BYTES, lanes * MOST_LENT_PAGES
+        self._lanes = lanes
         self._least_bytes = least_bytes
 
     def lend(self, state: ReceiveState, stream: int) -> None:
         """Pages of a stream come in: lend buffers for those that may come next, as many as rule 3 allows."""
-        if buffers := state.lend(stream, self._least_bytes, *self._most):
+        shares = self._lanes * state.pool.lend_factor
+        if buffers := state.lend(stream, self._least_bytes, shares * MOST_LENT_BYTES, shares * MOST_LENT_PAGES):
             # The peer is granted more when some of its credit is used (ReceiveWindow.grant_due): what all lanes have
             # received and not told of must leave it something until then.
             self._stock.put(state.transfer, stream, buffers, state.windows[stream].window // 4)

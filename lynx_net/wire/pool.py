@@ -33,6 +33,9 @@ class BufferPool:
         allocate: makes a buffer of a size; ordinary memory by default.
     """
 
+    lend_factor = 1
+    """So many times as many of its buffers as usual are lent to lanes (lending.py)."""
+
     def __init__(self, kept_bytes: int = KEPT_BYTES, allocate: Callable[[int], memoryview] = _ordinary) -> None:
         self._kept_limit = kept_bytes
         self._allocate = allocate

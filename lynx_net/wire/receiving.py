@@ -166,7 +166,8 @@ class ReceiveState:
         self.classes = classes_of(streams, exact=exact)
         """Priority class of each stream."""
         self.stats = TransferStats.of(streams) if stats is None else stats
-        self._pool = BufferPool() if pool is None else pool
+        self.pool = BufferPool() if pool is None else pool
+        """Where the buffers of its pages come from."""
         self.transfer = transfer
         self.layout = layout
         self.streams = streams
@@ -297,7 +298,7 @@ class ReceiveState:
             if not self.accepted:
                 self._count_early(stream_bytes)
             segments = max(-(-stream_bytes // self.segment_bytes), 1)
-            page_stream = _PageStream(self._pool.take(stream_bytes), segments)
+            page_stream = _PageStream(self.pool.take(stream_bytes), segments)
             page.streams[stream] = page_stream
             self._begun_pages[stream] += 1
             self._loans[stream].begins(index, sizes)
@@ -328,7 +329,7 @@ class ReceiveState:
 
         sizes = range(least_bytes, self.segment_bytes + 1)
         chosen = loans.next(has_begun, room_bytes, room_pages, sizes, most_bytes, most_pages)
-        return [self._pool.take(size) for size in chosen]
+        return [self.pool.take(size) for size in chosen]
 
     @property
     def lent_bytes(self) -> list[int]:
@@ -398,7 +399,7 @@ class ReceiveState:
         view = self.place(header)  # which knows what is wrong, unless the bytes are
         if view is not None:
             view[:] = buffer
-        self._pool.give(buffer)
+        self.pool.give(buffer)
         if view is not None:
             events += self.segment_arrived(header, 0 if sound else 1)
 
@@ -406,7 +407,7 @@ class ReceiveState:
         """Lent buffers of a stream are free again."""
         for buffer in buffers:
             self._loans[stream].came_back(buffer.nbytes, 1)
-            self._pool.give(buffer)
+            self.pool.give(buffer)
 
     def _count_early(self, size: int) -> None:
         self._early_bytes += size
@@ -521,5 +522,5 @@ class ReceiveState:
     def _give_back(self, page: _Page) -> None:
         for page_stream in page.streams:
             if page_stream is not None and _STARTED not in page_stream.segments:
-                self._pool.give(page_stream.data)
+                self.pool.give(page_stream.data)
         page.streams = [None] * self.streams

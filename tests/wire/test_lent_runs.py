@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lynx_net.errors import IntegrityError, RemoteProtocolError
+from lynx_net.wire import lending
 from lynx_net.wire.frames import SegmentHeader
 from lynx_net.wire.layout import CacheLayout
 from lynx_net.wire.receiving import PageArrived, PagesArrived, ReceiveState
@@ -154,6 +155,25 @@ def test_some_pages_are_lent_however_large_they_are() -> None:
     for most_pages, lent in ((2, 3), (3, 3), (5, 5)):
         state = make_state(1, lambda _: SIZE)
         assert len(state.lend(0, 1, 3 * SIZE, most_pages)) == lent
+
+
+@pytest.mark.parametrize("factor", [1, 2])
+def test_a_pool_says_that_more_is_lent(factor: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Counting:
+        lent = 0
+
+        def put(self, transfer: int, stream: int, buffers: list[memoryview], together_bytes: int) -> None:
+            self.lent += len(buffers)
+
+        def take_back(self, transfer: int, stream: int) -> list[memoryview]:
+            return []
+
+    monkeypatch.setattr(lending, "MOST_LENT_BYTES", SIZE)
+    monkeypatch.setattr(lending, "MOST_LENT_PAGES", 1)
+    state, stock = make_state(1), Counting()
+    state.pool.lend_factor = factor
+    lending.Lender(stock, lanes=3, least_bytes=1).lend(state, 0)
+    assert stock.lent == 3 * factor
 
 
 def test_what_came_before_a_wrong_segment_counts() -> None:

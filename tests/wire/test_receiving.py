@@ -310,7 +310,7 @@ def test_a_stream_beyond_its_bound_gets_no_memory(size: int) -> None:
             return super().take(size)
 
     state = bounded_state()
-    state._pool = Counting()
+    state.pool = Counting()
     with pytest.raises(RemoteProtocolError, match=f"cannot have {size} bytes"):
         state.place(SegmentHeader(1, 0, 1, 0, 4096, size, 0))
     assert taken == []

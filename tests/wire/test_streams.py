@@ -203,7 +203,7 @@ class TestVariableSizes:
     @pytest.mark.parametrize("size", [BOUND + 1, 1 << 20, (1 << 32) - 1])
     def test_nothing_is_allocated_beyond_the_bound(self, size: int) -> None:
         state = self.state()
-        state._pool.take = lambda count: pytest.fail(f"{count} bytes were allocated")  # type: ignore[method-assign]
+        state.pool.take = lambda count: pytest.fail(f"{count} bytes were allocated")  # type: ignore[method-assign]
         with pytest.raises(RemoteProtocolError, match=f"cannot have {size} bytes"):
             state.place(SegmentHeader(1, 0, 1, 0, SEGMENT, size, 0))
 
