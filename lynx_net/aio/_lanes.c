@@ -3,7 +3,7 @@
  *
  * Frames are laid out as lynx_net/wire/frames.py says. xxh3-64 is the installed xxhash package's: its extension module
  * exports the C functions, which are looked up when this module is imported. _lanes_receive.c receives what Python has made
- * places for; _lanes_stock.c makes them itself, of buffers that Python has lent.
+ * places for; _lanes_reader.c makes them itself, of buffers that Python has lent (_lanes_stock.c).
  */
 #include "_lanes.h"
 

@@ -1,4 +1,4 @@
-/* Receiving payloads whose places Python names, and what that shares with _lanes_stock.c. */
+/* Receiving payloads whose places Python names, and what that shares with _lanes_reader.c. */
 #include "_lanes.h"
 
 #include <poll.h>

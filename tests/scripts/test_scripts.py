@@ -15,8 +15,10 @@ STATE_FILES = (
     "hatch_build.py",
     "lynx_net/aio/_lanes.c",
     "lynx_net/aio/_lanes.h",
+    "lynx_net/aio/_lanes_reader.c",
     "lynx_net/aio/_lanes_receive.c",
     "lynx_net/aio/_lanes_stock.c",
+    "lynx_net/aio/_lanes_stock.h",
     "scripts/constraints.txt",
     "scripts/environment.sh",
 )
