@@ -39,8 +39,9 @@ class Checkout:
         self.folder = folder
         shutil.copytree(ROOT / "scripts", folder / "scripts")
         (folder / "lynx_net" / "aio").mkdir(parents=True)
-        for name in STATE_FILES[:6]:
-            shutil.copy(ROOT / name, folder / name)
+        for name in STATE_FILES:
+            if not name.startswith("scripts/"):
+                shutil.copy(ROOT / name, folder / name)
         programs = folder / ".venv" / "bin"
         programs.mkdir(parents=True)
         for name in ("python", "ruff", "mypy", "basedpyright", "lint-imports"):
