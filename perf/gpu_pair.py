@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
+import gc
 import json
 import multiprocessing
 import time
@@ -73,14 +74,17 @@ def first_tokens(array: Any, tokens: int) -> Any:
 # ---- the decode process
 
 
-def receive(pipe: Connection, most_tokens: int, window_bytes: int, null: bool) -> None:
-    """Serve transfers into device memory, and bytes into nowhere, until the pipe says that it is over."""
+def receive(pipe: Connection, most_tokens: int, window_bytes: int, null: bool, warm_ups: int = 0) -> None:
+    """Serve transfers into device memory, and bytes into nowhere, until the pipe says that it is over.
+
+    After so many transfers everything is loaded: the collector need not look at it again (docs/operations.md).
+    """
     if null:
         null_cuda.install()
-    run(_receive(pipe, most_tokens, window_bytes, null))
+    run(_receive(pipe, most_tokens, window_bytes, null, warm_ups))
 
 
-async def _receive(pipe: Connection, most_tokens: int, window_bytes: int, null: bool) -> None:
+async def _receive(pipe: Connection, most_tokens: int, window_bytes: int, null: bool, warm_ups: int) -> None:
     whole: Any = null_cuda.NullCache(layout_of(most_tokens)) if null else DeviceCache(layout_of(most_tokens))
 
     class Part:
@@ -102,8 +106,8 @@ async def _receive(pipe: Connection, most_tokens: int, window_bytes: int, null: 
         device_buffers=BUFFERS,
     ) as server:
         pipe.send((server.url, bytes_server.url))
-        for source in (server, bytes_server):
-            asyncio.create_task(_report(pipe, source))  # noqa: RUF006  # lives as long as the loop
+        for source, first in ((server, warm_ups), (bytes_server, 0)):
+            asyncio.create_task(_report(pipe, source, first))  # noqa: RUF006  # lives as long as the loop
         await asyncio.to_thread(pipe.recv)
         own: Any = server._endpoint
         pipe.send({} if null else _device_bytes(own._devices, LAYERS * 2 * most_tokens * HEADS * SIZE * 2))
@@ -115,10 +119,13 @@ def _bfloat16(cp: Any, values: Any) -> Any:
     return (values.view(cp.uint32) >> 16).astype(cp.uint16)
 
 
-async def _report(pipe: Connection, server: Any) -> None:
+async def _report(pipe: Connection, server: Any, warm_ups: int = 0) -> None:
     used_s = time.process_time()
     async for transfer in server:
         await transfer.complete
+        warm_ups -= 1
+        if not warm_ups:
+            gc.freeze()
         before_s, used_s = used_s, time.process_time()
         line = transfer.timeline()
         pipe.send(
@@ -270,6 +277,7 @@ async def _measure(sender: Sender, options: argparse.Namespace) -> dict[str, Any
     for codec in options.codecs:
         for tokens in options.tokens:
             await sender.send(codec, tokens, None)
+    gc.freeze()
     for tokens in options.tokens:
         for round_ in range(options.rounds):
             for rate in options.rates:
@@ -348,7 +356,8 @@ def main() -> None:
         raise SystemExit("there is no CUDA device here, or no CuPy")
     here, there = multiprocessing.Pipe()
     context = multiprocessing.get_context("spawn")
-    arguments = (there, max(options.tokens), options.window_bytes, options.null)
+    warm_ups = len(options.codecs) * len(options.tokens)
+    arguments = (there, max(options.tokens), options.window_bytes, options.null, warm_ups)
     process = context.Process(target=receive, args=arguments, daemon=True)
     process.start()
     there.close()
