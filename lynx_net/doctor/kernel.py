@@ -9,12 +9,11 @@ import time
 from pathlib import Path
 
 from lynx_net.doctor.facts import ConnectionFacts, HostFacts
+from lynx_net.transport.setup import TCP_CONGESTION, TCP_INFO
 from lynx_net.wire.frames import checksum
 
 __all__ = ["connection_facts", "host_facts", "parse_tcp_info"]
 
-_TCP_INFO = getattr(socket, "TCP_INFO", 11)
-_TCP_CONGESTION = getattr(socket, "TCP_CONGESTION", 13)
 _CHECKSUM_BYTES = 1 << 20
 _CHECKSUM_S = 0.03
 
@@ -37,8 +36,8 @@ def host_facts() -> HostFacts:
 def connection_facts(sock: socket.socket) -> ConnectionFacts:
     """One connected TCP socket."""
     try:
-        info = sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 512)
-        name = sock.getsockopt(socket.IPPROTO_TCP, _TCP_CONGESTION, 16)
+        info = sock.getsockopt(socket.IPPROTO_TCP, TCP_INFO, 512)
+        name = sock.getsockopt(socket.IPPROTO_TCP, TCP_CONGESTION, 16)
     except OSError:  # not Linux
         return ConnectionFacts()
     return parse_tcp_info(info, name.rstrip(b"\0").decode("ascii", "replace") or None)

@@ -15,12 +15,23 @@ from lynx_net.transport.options import DEFAULT_RECEIVE_BUFFER_BYTES
 if TYPE_CHECKING:
     from lynx_net.transport.options import SocketOptions
 
-__all__ = ["ClassMarks", "is_local", "set_low_water_mark", "set_send_buffer", "set_tcp_options", "unpace_local"]
+__all__ = [
+    "TCP_CONGESTION",
+    "TCP_INFO",
+    "ClassMarks",
+    "is_local",
+    "set_low_water_mark",
+    "set_send_buffer",
+    "set_tcp_options",
+    "unpace_local",
+]
+
+TCP_INFO = getattr(socket, "TCP_INFO", 11)
+TCP_CONGESTION = getattr(socket, "TCP_CONGESTION", 13)
+"""Of Linux, where this Python does not name them."""
 
 _SO_MAX_PACING_RATE = getattr(socket, "SO_MAX_PACING_RATE", 47)
 _TCP_NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", 25)
-_TCP_INFO = getattr(socket, "TCP_INFO", 11)
-_TCP_CONGESTION = getattr(socket, "TCP_CONGESTION", 13)
 _RTT_US = struct.Struct("=68xI")
 """tcpi_rtt in struct tcp_info of linux/tcp.h."""
 _LOCAL_RTT_US = 1000
@@ -42,7 +53,7 @@ def set_tcp_options(sock: socket.socket, options: SocketOptions) -> None:
     set_send_buffer(sock, options.send_buffer_bytes)
     if options.congestion_control is not None:
         name = options.congestion_control
-        _set(sock, tcp, _TCP_CONGESTION, name.encode(), f"TCP_CONGESTION {name!r}")
+        _set(sock, tcp, TCP_CONGESTION, name.encode(), f"TCP_CONGESTION {name!r}")
     if options.keepalive is not None:
         keepalive = options.keepalive
         _set(sock, socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1, "SO_KEEPALIVE")
@@ -78,12 +89,12 @@ def unpace_local(sock: socket.socket) -> None:
     nothing (docs/sockets.md has the figures). Where the round trip is longer, somebody emulates one: BBR stays then.
     """
     with contextlib.suppress(OSError):  # another system, or Reno is not allowed: slower, and nothing else
-        control = sock.getsockopt(socket.IPPROTO_TCP, _TCP_CONGESTION, 16).rstrip(b"\0")
+        control = sock.getsockopt(socket.IPPROTO_TCP, TCP_CONGESTION, 16).rstrip(b"\0")
         if control != b"bbr" or not is_local(sock):
             return
-        (rtt_us,) = _RTT_US.unpack(sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _RTT_US.size))
+        (rtt_us,) = _RTT_US.unpack(sock.getsockopt(socket.IPPROTO_TCP, TCP_INFO, _RTT_US.size))
         if rtt_us < _LOCAL_RTT_US:
-            sock.setsockopt(socket.IPPROTO_TCP, _TCP_CONGESTION, b"reno")
+            sock.setsockopt(socket.IPPROTO_TCP, TCP_CONGESTION, b"reno")
 
 
 def set_send_buffer(sock: socket.socket, wanted_bytes: int | None) -> None:

@@ -19,7 +19,7 @@ from lynx_net import Keepalive, PerClass, SocketOptions
 from lynx_net.aio.pump import LoopPump
 from lynx_net.aio.threads import ThreadPump
 from lynx_net.errors import ConnectionFailedError, LocalProtocolError
-from lynx_net.transport import Address, setup, transport_for
+from lynx_net.transport import Address, setup, tcp, transport_for
 from lynx_net.transport.setup import ClassMarks, unpace_local
 from lynx_net.transport.tcp import SocketLane
 
@@ -138,6 +138,54 @@ def test_no_lane_is_paced_within_a_machine(before: str, after: str) -> None:
             assert _congestion(sock) == before
             unpace_local(sock)
             assert _congestion(sock) == after
+
+
+class _Told:
+    """A socket that says of itself what a test wants, on any machine."""
+
+    def __init__(self, congestion: str, rtt_us: int, peer: str) -> None:
+        self.congestion, self._rtt_us, self._peer = congestion, rtt_us, peer
+
+    def getsockname(self) -> tuple[str, int]:
+        return "10.0.0.1", 7000
+
+    def getpeername(self) -> tuple[str, int]:
+        return self._peer, 7001
+
+    def getsockopt(self, level: int, option: int, size: int) -> bytes:
+        assert level == TCP
+        if option == setup.TCP_INFO:
+            return struct.pack("=68xI", self._rtt_us)[:size]
+        return self.congestion.encode().ljust(size, b"\0")
+
+    def setsockopt(self, level: int, option: int, value: bytes) -> None:
+        assert (level, option) == (TCP, setup.TCP_CONGESTION)
+        self.congestion = value.decode()
+
+
+@pytest.mark.parametrize(
+    ("before", "rtt_us", "peer", "after"),
+    [
+        ("bbr", 40, "10.0.0.1", "reno"),
+        ("bbr", 1000, "10.0.0.1", "bbr"),
+        ("bbr", 40, "10.0.0.2", "bbr"),
+        ("cubic", 40, "10.0.0.1", "cubic"),
+    ],
+)
+def test_which_connections_leave_bbr(before: str, rtt_us: int, peer: str, after: str) -> None:
+    sock: Any = _Told(before, rtt_us, peer)
+    unpace_local(sock)
+    assert sock.congestion == after
+
+
+@pytest.mark.parametrize(("asked", "lanes_looked_at"), [(None, 2), ("reno", 0)])
+async def test_who_names_a_congestion_control_has_it(
+    asked: str | None, lanes_looked_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at: list[socket.socket] = []
+    monkeypatch.setattr(tcp, "unpace_local", looked_at.append)
+    async with _lanes("tcp://127.0.0.1:0", SocketOptions(congestion_control=asked)):
+        assert len(looked_at) == lanes_looked_at
 
 
 def test_bbr_stays_between_two_addresses() -> None:
