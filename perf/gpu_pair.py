@@ -161,7 +161,7 @@ class Sender:
         """Open while there are transfers."""
         self._window_bytes = window_bytes
         self.url, self.bytes_url = pipe.recv()
-        self._sources: dict[int, memoryview] = {}
+        self._hot = self._cold = memoryview(b"")
         self.beyond: dict[str, int] = {}
         self._null = null
         self.arrays: list[Any] = []
@@ -216,14 +216,17 @@ class Sender:
             written_s = time.monotonic()
         return written_s
 
+    def make_bytes(self, most_bytes: int) -> None:
+        """For `send_bytes`, before there are links: it takes seconds, in which they would go silent."""
+        self._hot, self._cold = (
+            memoryview(bytes(range(256)) * (min(size, most_bytes) // 256)) for size in (SOURCE_BYTES, COLD_SOURCE_BYTES)
+        )
+
     async def send_bytes(self, total: int, *, cold: bool = False) -> float:
         """The same from host memory, without a codec; Gbit/s."""
         side = endpoint(residual_window_bytes=self._window_bytes)
         link = await side.connect(self.bytes_url, lanes=self.lanes)
-        source_bytes = min(COLD_SOURCE_BYTES if cold else SOURCE_BYTES, total)
-        if source_bytes not in self._sources:
-            self._sources[source_bytes] = memoryview(bytes(range(256)) * (source_bytes // 256))
-        source = self._sources[source_bytes]
+        source = self._cold if cold else self._hot
         page_bytes = 512 * 1024
         pages = total // page_bytes
         began_s = time.monotonic()
@@ -267,6 +270,8 @@ async def measure(sender: Sender, options: argparse.Namespace) -> dict[str, Any]
     config = LinkConfig.for_devices(residual_window_bytes=options.window_bytes)
     on_host = options.host_checksums or options.null
     buffers = dataclasses.replace(SENDER_BUFFERS, checksums=not on_host)
+    if options.unpaced:
+        sender.make_bytes(layout_of(max(options.tokens)).values * 2)
     async with lynx_net.connect(sender.url, lanes=sender.lanes, config=config, device_buffers=buffers) as link:
         sender.link = link
         return await _measure(sender, options)
