@@ -321,12 +321,11 @@ static void reader_dealloc(PyObject *object)
 }
 PyObject *lanes_make_reader(PyObject *object, PyObject *args)
 {
-    Stock *stock = (Stock *)object;
-    Py_ssize_t lane, most_bytes;
-    if (!PyArg_ParseTuple(args, "nn:reader", &lane, &most_bytes))
+    Py_ssize_t lane;
+    if (!PyArg_ParseTuple(args, "n:reader", &lane))
         return NULL;
-    if (lane < 0 || lane >= MAX_LANES || most_bytes < 1) {
-        PyErr_Format(PyExc_ValueError, "a reader is of one of %d lanes and reads at least a byte", MAX_LANES);
+    if (lane < 0 || lane >= MAX_LANES) {
+        PyErr_Format(PyExc_ValueError, "a reader is of one of %d lanes", MAX_LANES);
         return NULL;
     }
     PyObject *type = PyObject_GetAttrString(PyType_GetModule(Py_TYPE(object)), "Reader");
@@ -340,9 +339,6 @@ PyObject *lanes_make_reader(PyObject *object, PyObject *args)
     self->burst.sums = self->sums;
     self->headers_wanted = HEADER_BYTES;
     self->piece_bytes = LEAST_PIECE;
-    pthread_mutex_lock(&stock->mutex);
-    stock->most_bytes = stock->enough_bytes = (size_t)most_bytes;
-    pthread_mutex_unlock(&stock->mutex);
     self->burst.running = lanes_hash_create();
     if (self->burst.running == NULL) {
         Py_DECREF((PyObject *)self);

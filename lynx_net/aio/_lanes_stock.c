@@ -195,6 +195,7 @@ static PyObject *stock_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (self != NULL) {
         pthread_mutex_init(&self->mutex, NULL);
         pthread_cond_init(&self->due_or_over, NULL);
+        self->enough_bytes = SIZE_MAX;
     }
     return (PyObject *)self;
 }
@@ -304,7 +305,7 @@ static PyObject *stock_take_full(PyObject *self, PyObject *nothing)
             memcpy(untold, stock->untold, sizeof untold);
             memset(stock->untold, 0, sizeof stock->untold);
             stock->full_count = stock->full_bytes = 0;
-            stock->enough_bytes = stock->most_bytes;
+            stock->enough_bytes = SIZE_MAX;
             stock->mixed = 0;
             stock->told_ns = 0;
         }
@@ -363,9 +364,8 @@ static PyObject *stock_end_wait(PyObject *self, PyObject *nothing)
     return Py_NewRef(Py_None);
 }
 
-PyDoc_STRVAR(reader_doc, "reader(lane, most_bytes)\n--\n\n"
-                         "A reader for one connection of a lane, which fills buffers of this stock. It comes back when all its\n"
-                         "readers together have filled so many bytes.");
+PyDoc_STRVAR(reader_doc, "reader(lane)\n--\n\n"
+                         "A reader for one connection of a lane, which fills buffers of this stock.");
 
 /* ---- the type */
 

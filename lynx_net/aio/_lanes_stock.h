@@ -42,7 +42,7 @@ typedef struct {
     size_t loans;  /* that exist */
     Segment *full; /* of all lanes, in order; there is room for all loans */
     size_t full_count, full_room, full_bytes;
-    size_t enough_bytes, most_bytes; /* of which Python is told at once, now and at most */
+    size_t enough_bytes; /* of which Python is told at once */
     int64_t full_since_ns, told_ns;  /* when the first of them came; when a reader left in order to tell */
     int mixed; /* they are of several streams */
     int teller, due, over; /* a thread tells Python in place of readers; is to do so; and is needed no more */

@@ -55,15 +55,12 @@ _SMALL_BYTES = 128 * 1024
 _MAX_BATCH = 256
 """Frames that are sent together."""
 _BATCH_S = 0.016
-_MOST_BATCH_BYTES = 32 * 1024 * 1024
-"""A lane takes together what it sends in so long, up to this: every visit to the core costs all lanes, and finds
-nothing of what it needs in the caches, through which the payloads go. It stops earlier for what is more urgent."""
+"""A lane takes together what it sends in so long, up to `LinkConfig.lane_batch_bytes`: every visit to the core costs all
+lanes, and finds nothing of what it needs in the caches, through which the payloads go. It stops earlier for what is
+more urgent."""
 
-_TOGETHER_BYTES = 1024 * 1024
 _MANY_LANES = 3
-_MANY_TOGETHER_BYTES = 4 * 1024 * 1024
-"""What lanes receive into lent buffers before one tells of all, at most, for each lane. Buffers that are handed back
-soon are used again while they are in the caches; but where there are many lanes, all wait for the interpreter."""
+"""From so many on a thread of its own tells of what lanes have received: they would all wait for the interpreter."""
 
 
 class _Connection:
@@ -111,6 +108,7 @@ class ThreadPump(Pump):
         self._flushing = False
         # A blocked receive comes back several times per deadline, so that slow bytes count as heard.
         self._wait_s = owner.core.config.deadline_s / 4
+        self._most_batch_bytes = owner.core.config.lane_batch_bytes
         self._stock = lane_io.IN_USE.make_stock() if lane_io.IN_USE.make_stock is not None else None
         if self._stock is not None:
             owner.core.incoming.lender = Lender(self._stock, len(owner.core.lane_stats))
@@ -126,8 +124,7 @@ class ThreadPump(Pump):
         connection = _Connection(index, lane, sock, owner.lock, owner.core.scheduler.stop_byte(index))
         if self._stock is not None:
             lanes = len(owner.core.lane_stats)
-            together_bytes = _TOGETHER_BYTES if lanes < _MANY_LANES else _MANY_TOGETHER_BYTES
-            connection.bulk = self._stock.reader(index, together_bytes * lanes)
+            connection.bulk = self._stock.reader(index)
             if self._teller is None and lanes >= _MANY_LANES:
                 self._teller = Teller(self._stock, self._act_on_full, self._failed)
         for work, name in ((self._send_loop, "send"), (self._receive_loop, "receive")):
@@ -343,7 +340,7 @@ class ThreadPump(Pump):
         sent_bytes = sum([len(one.data) for one in batch])
         if sent_bytes >= min(_SMALL_BYTES, self.owner.core.outgoing.segment_bytes):
             rate = sent_bytes / max(time.monotonic() - began_s, 1e-9)
-            connection.batch_bytes = min(int(rate * _BATCH_S), 2 * sent_bytes, _MOST_BATCH_BYTES)
+            connection.batch_bytes = min(int(rate * _BATCH_S), 2 * sent_bytes, self._most_batch_bytes)
         return sent
 
     def _receive_loop(self, connection: _Connection) -> None:

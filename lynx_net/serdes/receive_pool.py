@@ -47,6 +47,7 @@ class ReceivePool(BufferPool):
     """
 
     lend_factor = 2
+    together_bytes = 4 * 1024 * 1024
     """A device reads them, and most are kept for its decoder: none is in a cache when it comes back."""
 
     def __init__(self, ring: PinnedRing) -> None:

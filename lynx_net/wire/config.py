@@ -40,6 +40,8 @@ class LinkConfig:
             more are aborted.
         max_pending_requests: requests of a peer that may be unanswered; more are refused.
         send_queue_bytes: `write` waits while a transfer has more than this queued in stream 0, for every two lanes.
+        lane_batch_bytes: a lane that sends takes together at most so much. Fewer visits to the core cost less; but pages
+            that lie beside each other arrive that far apart, which matters where they are decoded together.
     """
 
     deadline_s: float = 5.0
@@ -55,6 +57,7 @@ class LinkConfig:
     max_pending_offers: int = 256
     max_pending_requests: int = 1024
     send_queue_bytes: int = 64 * 1024 * 1024
+    lane_batch_bytes: int = 32 * 1024 * 1024
 
     def __post_init__(self) -> None:
         if not self.deadline_s > 0 or not self.progress_timeout_s > 0:
@@ -69,8 +72,8 @@ class LinkConfig:
             raise LocalProtocolError("initial_credit_bytes and early_residual_bytes must not be negative")
         if min(self.memory_bytes, self.max_pending_offers, self.max_pending_requests) < 1:
             raise LocalProtocolError("memory_bytes, max_pending_offers and max_pending_requests must be positive")
-        if self.send_queue_bytes < 1:
-            raise LocalProtocolError("send_queue_bytes must be positive")
+        if self.send_queue_bytes < 1 or self.lane_batch_bytes < 1:
+            raise LocalProtocolError("send_queue_bytes and lane_batch_bytes must be positive")
 
     @classmethod
     def for_devices(cls, **others: Any) -> LinkConfig:
@@ -78,7 +81,7 @@ class LinkConfig:
 
         Streams of pages of 2,048 tokens (8 heads of 128) are one segment each, also of bf16, batches of residuals have
         room, all lanes carry them, and a sender need not wait for its first answer. Less is queued, since it lies in
-        pinned memory.
+        pinned memory, and lanes take less together, so that batches are soon whole.
 
         Args:
             others: attributes that shall be different.
@@ -93,6 +96,7 @@ class LinkConfig:
             "residual_window_bytes": 96 << 20,
             "early_residual_bytes": 8 << 20,
             "send_queue_bytes": 32 << 20,
+            "lane_batch_bytes": 8 << 20,
         }
         return cls(**(chosen | others))
 

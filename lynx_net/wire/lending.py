@@ -63,7 +63,8 @@ class Lender:
         if buffers := state.lend(stream, self._least_bytes, shares * MOST_LENT_BYTES, shares * MOST_LENT_PAGES):
             # The peer is granted more when some of its credit is used (ReceiveWindow.grant_due): what all lanes have
             # received and not told of must leave it something until then.
-            self._stock.put(state.transfer, stream, buffers, state.windows[stream].window // 4)
+            together_bytes = min(state.windows[stream].window // 4, self._lanes * state.pool.together_bytes)
+            self._stock.put(state.transfer, stream, buffers, together_bytes)
 
     def segment_placed(self, state: ReceiveState, stream: int) -> None:
         """A segment used credit, or began a page, without a lent buffer (rule 4)."""

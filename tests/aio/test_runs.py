@@ -6,7 +6,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from lendkit import CONFIG, SEGMENT_BYTES, Owner, until
@@ -32,6 +33,7 @@ from lynx_net.wire.scheduler import BURST_BYTES
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
+    from lynx_net import LinkConfig
     from lynx_net.errors import LynxError
     from lynx_net.wire.scheduler import SendBytes
 
@@ -94,8 +96,8 @@ class Peer:
 class Sender:
     """A lane of a pump in threads, and the other end of it."""
 
-    def __init__(self) -> None:
-        self.owner = SendingOwner(1, CONFIG)
+    def __init__(self, config: LinkConfig = CONFIG) -> None:
+        self.owner = SendingOwner(1, config)
         self.core = self.owner.core
         self.pump = self.owner.pump = ThreadPump(self.owner)
         self.peer = self.attach()
@@ -236,3 +238,24 @@ async def test_a_connection_lost_in_a_run_goes_on_where_the_peer_is(sender: Send
     assert old.pages(1) + sender.peer.pages(1) == list(range(PAGES))
     lane = sender.core.lane_stats[0]
     assert lane.sent_segments - lane.resent_frames == PAGES
+
+
+async def test_a_lane_takes_no_more_together_than_the_settings_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    io = lane_io.IN_USE
+
+    def send_batch(sock: socket.socket, batch: list[SendBytes], *others: Any) -> int:
+        taken.append(sum(len(one.data) for one in batch))
+        return io.send_batch(sock, batch, *others)
+
+    monkeypatch.setattr(lane_io, "IN_USE", io._replace(send_batch=send_batch))
+    sender = Sender(replace(CONFIG, lane_batch_bytes=3 * SEGMENT_BYTES))
+    for _ in range(2):
+        sender.offer(PAGES, 1)
+        await asyncio.to_thread(sender.peer.read, PAGES * (SEGMENT_BYTES + HEADER_BYTES))
+    await asyncio.to_thread(sender.peer.read, MIB)
+    await sender.pump.stop()
+    sender.peer.sock.close()
+    assert sender.peer.pages(1) == 2 * list(range(PAGES))
+    assert taken[0] == PAGES * SEGMENT_BYTES, "what was set when the lane began"
+    assert max(taken[1:]) <= 3 * SEGMENT_BYTES

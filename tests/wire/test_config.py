@@ -28,6 +28,7 @@ from lynx_net.wire.config import LinkConfig
         {"max_pending_offers": 0},
         {"max_pending_requests": 0},
         {"send_queue_bytes": 0},
+        {"lane_batch_bytes": 0},
     ],
     ids=str,
 )
@@ -41,6 +42,7 @@ def test_settings_for_devices_can_be_changed_one_by_one_and_are_checked_like_oth
     assert usual.segment_bytes > 2048 * 8 * 128 * 2, "a stream of a page is one segment, also in 16 bits"
     assert usual.residual_window_bytes > usual.anchor_window_bytes >= LinkConfig().anchor_window_bytes
     assert usual.send_queue_bytes < LinkConfig().send_queue_bytes, "what is queued lies in pinned memory"
+    assert usual.lane_batch_bytes < LinkConfig().lane_batch_bytes, "lanes are not far apart, so batches are soon whole"
     assert not usual.urgent_lane
     assert (changed.deadline_s, changed.segment_bytes) == (9.0, 1 << 20)
     assert changed.residual_window_bytes == usual.residual_window_bytes

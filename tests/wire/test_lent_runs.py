@@ -157,23 +157,35 @@ def test_some_pages_are_lent_however_large_they_are() -> None:
         assert len(state.lend(0, 1, 3 * SIZE, most_pages)) == lent
 
 
+class Counting:
+    """A stock."""
+
+    lent = together_bytes = 0
+
+    def put(self, transfer: int, stream: int, buffers: list[memoryview], together_bytes: int) -> None:
+        self.lent += len(buffers)
+        self.together_bytes = together_bytes
+
+    def take_back(self, transfer: int, stream: int) -> list[memoryview]:
+        return []
+
+
 @pytest.mark.parametrize("factor", [1, 2])
 def test_a_pool_says_that_more_is_lent(factor: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Counting:
-        lent = 0
-
-        def put(self, transfer: int, stream: int, buffers: list[memoryview], together_bytes: int) -> None:
-            self.lent += len(buffers)
-
-        def take_back(self, transfer: int, stream: int) -> list[memoryview]:
-            return []
-
     monkeypatch.setattr(lending, "MOST_LENT_BYTES", SIZE)
     monkeypatch.setattr(lending, "MOST_LENT_PAGES", 1)
     state, stock = make_state(1), Counting()
     state.pool.lend_factor = factor
     lending.Lender(stock, lanes=3, least_bytes=1).lend(state, 0)
     assert stock.lent == 3 * factor
+
+
+def test_a_pool_says_how_much_lanes_receive_together_unless_the_peer_had_no_credit_then() -> None:
+    for together_bytes, most_bytes in ((SIZE, 3 * SIZE), (EVERYTHING, EVERYTHING // 4)):
+        state, stock = make_state(1), Counting()
+        state.pool.together_bytes = together_bytes
+        lending.Lender(stock, lanes=3, least_bytes=1).lend(state, 0)
+        assert stock.together_bytes == most_bytes
 
 
 def test_what_came_before_a_wrong_segment_counts() -> None:
