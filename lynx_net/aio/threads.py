@@ -55,9 +55,9 @@ _SMALL_BYTES = 128 * 1024
 _MAX_BATCH = 256
 """Frames that are sent together."""
 _BATCH_S = 0.016
-"""A lane takes together what it sends in so long, up to `LinkConfig.lane_batch_bytes`: every visit to the core costs all
-lanes, and finds nothing of what it needs in the caches, through which the payloads go. It stops earlier for what is
-more urgent."""
+"""A lane takes together what it sends in so long, up to `LinkConfig.lane_batch_bytes`: every visit to the core costs
+all lanes, and finds nothing of what it needs in the caches, through which the payloads go. It stops earlier for what
+is more urgent."""
 
 _MANY_LANES = 3
 """From so many on a thread of its own tells of what lanes have received: they would all wait for the interpreter."""

@@ -36,8 +36,8 @@ class BufferPool:
     lend_factor = 1
     """So many times as many of its buffers as usual are lent to lanes (lending.py)."""
     together_bytes = 1024 * 1024
-    """What lanes receive into lent ones before one tells of all, at most, for each lane: those that are handed back soon
-    are used again while they are in the caches."""
+    """What lanes receive into lent ones before one tells of all, at most, for each lane: those that are handed back
+    soon are used again while they are in the caches."""
 
     def __init__(self, kept_bytes: int = KEPT_BYTES, allocate: Callable[[int], memoryview] = _ordinary) -> None:
         self._kept_limit = kept_bytes
