@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import asyncio
 import contextlib
 import dataclasses
+import gc
 import json
 import os
 import re
@@ -23,6 +25,8 @@ import pytest
 from httpkit import ROOT, changed
 
 from lynx_net.__main__ import main
+from lynx_net.integrations.http import cli
+from lynx_net.integrations.http import serving as service
 from lynx_net.integrations.http.config import DecodeConfig, PrefillConfig
 from lynx_net.integrations.http.decode_app import DecodeServer
 from lynx_net.integrations.http.metrics import HTTP_METRICS
@@ -176,15 +180,38 @@ async def test_a_server_says_when_it_is_ready_and_when_it_ends(tmp_path, monkeyp
         manager.bind(str(tmp_path / "notify"))
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
         loop = asyncio.get_running_loop()
-        running = asyncio.create_task(
-            run_service("decode server", Quick(changed(DecodeConfig(), {"http": {"port": 0}})))
-        )
+        server, states = Quick(changed(DecodeConfig(), {"http": {"port": 0}})), []
+        running = asyncio.create_task(run_service("decode server", server, lambda: states.append(server.service.state)))
         async with asyncio.timeout(20):
             assert await loop.sock_recv(manager, 100) == b"READY=1"
+            assert states == ["starting"], "told before requests are taken"
             assert capsys.readouterr().out.endswith("decode server is ready\n")
             os.kill(os.getpid(), signal.SIGTERM)
             assert await loop.sock_recv(manager, 100) == b"STOPPING=1"
             await running
+
+
+@pytest.mark.parametrize("command", ["prefill", "decode"])
+def test_what_a_server_process_has_loaded_is_not_collected_again(command, monkeypatch):
+    given = []
+
+    async def run_service(name, parts, when_loaded):
+        given.append((name, when_loaded))
+
+    monkeypatch.setattr(service, "run_service", run_service)
+    monkeypatch.setattr(cli, "set_up_logging", lambda log: None)
+    monkeypatch.setattr(cli, "_ENVIRONMENT", {})
+    parser = argparse.ArgumentParser()
+    {"prefill": cli.add_prefill_arguments, "decode": cli.add_decode_arguments}[command](parser)
+    assert {"prefill": cli.run_prefill, "decode": cli.run_decode}[command](parser.parse_args([])) == 0
+    ((name, when_loaded),) = given
+    assert name == f"{command} server"
+    assert gc.get_freeze_count() == 0
+    when_loaded()
+    try:
+        assert gc.get_freeze_count() > 1000
+    finally:
+        gc.unfreeze()
 
 
 # ---- the image

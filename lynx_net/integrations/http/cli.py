@@ -56,9 +56,9 @@ def run_prefill(arguments: argparse.Namespace) -> int:
 
     async def serve() -> None:
         from lynx_net.integrations.http.prefill_app import PrefillServer
-        from lynx_net.integrations.http.serving import run_service
+        from lynx_net.integrations.http.serving import freeze_loaded, run_service
 
-        await run_service("prefill server", PrefillServer(config))
+        await run_service("prefill server", PrefillServer(config), freeze_loaded)
 
     try:
         config = read_config(PrefillConfig, arguments)
@@ -73,9 +73,9 @@ def run_decode(arguments: argparse.Namespace) -> int:
 
     async def serve() -> None:
         from lynx_net.integrations.http.decode_app import DecodeServer
-        from lynx_net.integrations.http.serving import run_service
+        from lynx_net.integrations.http.serving import freeze_loaded, run_service
 
-        await run_service("decode server", DecodeServer(config))
+        await run_service("decode server", DecodeServer(config), freeze_loaded)
 
     try:
         config = read_config(DecodeConfig, arguments)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import gc
 import hmac
 import importlib
 import json
@@ -39,6 +40,7 @@ __all__ = [
     "Service",
     "State",
     "drain",
+    "freeze_loaded",
     "import_late",
     "late_status",
     "read_json",
@@ -235,11 +237,18 @@ async def drain(parts: Parts) -> None:
     parts.ended()
 
 
-async def run_service(name: str, parts: Parts) -> None:
+def freeze_loaded() -> None:
+    """For `run_service` in a process of its own: what is loaded stays, so Python's collector need not look at it again,
+    which would hold up every transfer meanwhile (docs/operations.md)."""
+    gc.collect()
+    gc.freeze()
+
+
+async def run_service(name: str, parts: Parts, when_loaded: Callable[[], None] = lambda: None) -> None:
     """Serve until SIGTERM or SIGINT; then finish what was accepted, for `http.grace_s` at most.
 
     A second signal ends it at once. The process answers /health from its first moment, and other requests once
-    it is ready.
+    it is ready, when `when_loaded` has been called.
 
     Raises:
         LynxError: it cannot be started.
@@ -263,6 +272,7 @@ async def run_service(name: str, parts: Parts) -> None:
             say(f"{name} listens on {url}")
             async with parts.started() as line:
                 if not stop.is_set():
+                    when_loaded()
                     parts.service.state = "ready"
                     say(line)
                     say(f"{name} is ready")
