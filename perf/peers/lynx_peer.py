@@ -61,7 +61,11 @@ class Lynx(Peer):
                 for _ in pages:
                     counter.count()
 
-        return Endpoint(lambda parts: Link(parts, Counted), config=LinkConfig(memory_bytes=ROOMY), rate=None)
+        return Endpoint(
+            lambda parts: Link(parts, Counted, accept_in_threads=True),  # as of `lynx_net.serve` that allocates itself
+            config=LinkConfig(memory_bytes=ROOMY),
+            rate=None,
+        )
 
     async def start_receiver(self, side: Side) -> None:
         self._endpoint = self._make_endpoint()
