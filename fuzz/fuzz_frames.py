@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 
 from lynx_net.errors import LocalProtocolError, LynxError, RemoteProtocolError
+from lynx_net.wire.bursts import SendBytes
 from lynx_net.wire.config import LinkConfig
 from lynx_net.wire.connection import LinkCore
 from lynx_net.wire.events import Event, OfferReceived, RequestReceived, TransferFailed
@@ -49,7 +50,6 @@ from lynx_net.wire.layout import CacheLayout
 from lynx_net.wire.lending import Lender, LentRun
 from lynx_net.wire.messages import decode_message
 from lynx_net.wire.receiving import PageArrived, PagesArrived
-from lynx_net.wire.scheduler import SendBytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -35,6 +35,7 @@ from fuzz_frames import (
 from lynx_net.aio.handshake import answer_hello, make_hello
 from lynx_net.errors import ConnectionLostError, HandshakeError, LocalProtocolError, RemoteProtocolError
 from lynx_net.transport import Lane
+from lynx_net.wire.bursts import SendBytes, seal
 from lynx_net.wire.connection import LinkCore
 from lynx_net.wire.events import Event, OfferReceived, RequestReceived, TransferDelivered
 from lynx_net.wire.frames import ControlFrame, FrameReader, SegmentFrame, SegmentHeader, SegmentStart, pack_control
@@ -42,7 +43,6 @@ from lynx_net.wire.incoming import SegmentAwaitsOffer
 from lynx_net.wire.layout import CacheLayout
 from lynx_net.wire.messages import Hello, decode_message, encode_message
 from lynx_net.wire.receiving import PageArrived
-from lynx_net.wire.scheduler import SendBytes, seal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

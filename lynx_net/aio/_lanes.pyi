@@ -1,5 +1,5 @@
+from lynx_net.wire.bursts import SendBytes
 from lynx_net.wire.lending import LentRun
-from lynx_net.wire.scheduler import SendBytes
 
 def send(
     fd: int, batch: list[SendBytes], max_burst: int, burst_bytes: int, must: int, stop: bytearray, last: bool, /

@@ -11,15 +11,15 @@ import select
 import socket
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from lynx_net.wire.bursts import BURST_BYTES, seal_bursts
 from lynx_net.wire.frames import HEADER_BYTES, MAX_BURST, checksum, headers_following
-from lynx_net.wire.scheduler import BURST_BYTES, seal_bursts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import ModuleType
 
     from lynx_net.aio import _lanes
-    from lynx_net.wire.scheduler import SendBytes
+    from lynx_net.wire.bursts import SendBytes
 
 __all__ = ["IN_USE", "PYTHON", "LaneIo", "describe", "native", "send_all", "send_now"]
 

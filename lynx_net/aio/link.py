@@ -29,11 +29,12 @@ if TYPE_CHECKING:
     from lynx_net.aio.events import MakeIncoming
     from lynx_net.aio.timeline import Observer, Timeline
     from lynx_net.transport import Lane
+    from lynx_net.wire.bursts import SendBytes
     from lynx_net.wire.connection import LinkCore
     from lynx_net.wire.frames import SegmentHeader
     from lynx_net.wire.grants import Grant
     from lynx_net.wire.layout import CacheLayout
-    from lynx_net.wire.scheduler import SendBytes, Submitted
+    from lynx_net.wire.sendqueue import Submitted
     from lynx_net.wire.stats import LaneStats
 
 __all__ = ["Link", "LinkParts"]

@@ -11,10 +11,11 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Protocol
 
 from lynx_net.errors import ConnectionLostError, LynxError, RemoteProtocolError
+from lynx_net.wire.bursts import SendBytes, seal
 from lynx_net.wire.frames import ControlFrame, FrameReader, SegmentFrame, SegmentStart, checksum
 from lynx_net.wire.incoming import SegmentAwaitsOffer
 from lynx_net.wire.messages import decode_message
-from lynx_net.wire.scheduler import NothingToSend, SendBytes, WaitUntil, seal
+from lynx_net.wire.scheduler import NothingToSend, WaitUntil
 
 if TYPE_CHECKING:
     import threading

@@ -28,11 +28,12 @@ from lynx_net.aio.pump import (
 from lynx_net.aio.teller import Teller
 from lynx_net.errors import ConnectionLostError, LynxError
 from lynx_net.transport.base import lost
+from lynx_net.wire.bursts import SendBytes, seal
 from lynx_net.wire.frames import FrameReader, SegmentFrame, SegmentHeader, SegmentStart, checksum
 from lynx_net.wire.incoming import SegmentAwaitsOffer
 from lynx_net.wire.lending import Lender
 from lynx_net.wire.messages import decode_message
-from lynx_net.wire.scheduler import SendBytes, WaitUntil, seal
+from lynx_net.wire.scheduler import WaitUntil
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lynx_net.wire.layout import CacheLayout
     from lynx_net.wire.pool import BufferPool
     from lynx_net.wire.receiving import PageSizes
-    from lynx_net.wire.scheduler import Submitted
+    from lynx_net.wire.sendqueue import Submitted
 
 __all__ = ["IncomingTransfer", "Offer", "OutgoingTransfer"]
 

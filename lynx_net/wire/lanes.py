@@ -15,9 +15,9 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from lynx_net.errors import RemoteProtocolError
+from lynx_net.wire.bursts import SendBytes
 from lynx_net.wire.frames import pack_control
 from lynx_net.wire.messages import Ping, encode_message
-from lynx_net.wire.scheduler import SendBytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

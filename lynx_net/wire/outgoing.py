@@ -10,9 +10,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from lynx_net.errors import LocalProtocolError, RemoteProtocolError
+from lynx_net.wire.bursts import SendBytes
 from lynx_net.wire.events import Event, RequestReceived, TransferAccepted, TransferDelivered
 from lynx_net.wire.messages import MAX_STREAMS, OfferMessage, Refuse
-from lynx_net.wire.scheduler import NO_DEADLINE, NothingToSend, SendBytes, SendQueue, WaitUntil
+from lynx_net.wire.sendqueue import NO_DEADLINE, SendQueue
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from lynx_net.wire.lanes import LaneRecord
     from lynx_net.wire.layout import CacheLayout
     from lynx_net.wire.liveness import Liveness
-    from lynx_net.wire.scheduler import Scheduler, Submitted
+    from lynx_net.wire.scheduler import NothingToSend, Scheduler, WaitUntil
+    from lynx_net.wire.sendqueue import Submitted
     from lynx_net.wire.stats import LaneStats, TransferStats, WaitReason
 
 __all__ = ["Outgoing"]

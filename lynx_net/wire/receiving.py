@@ -30,7 +30,7 @@ from lynx_net.wire.frames import SegmentHeader
 from lynx_net.wire.layout import WaitingOrder
 from lynx_net.wire.loans import Loans, PageSizes
 from lynx_net.wire.pool import BufferPool
-from lynx_net.wire.scheduler import classes_of
+from lynx_net.wire.sendqueue import classes_of
 from lynx_net.wire.stats import TransferStats
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from lynx_net.aio.lane_io import LaneIo
     from lynx_net.errors import LynxError
+    from lynx_net.wire.bursts import SendBytes
     from lynx_net.wire.events import Event
-    from lynx_net.wire.scheduler import SendBytes
 
 SEGMENT_BYTES = 64 * 1024
 SIZES = (SEGMENT_BYTES, 40_000, 33_000, SEGMENT_BYTES, 150_000, 40_000, 33_000, SEGMENT_BYTES, 2000, 40_000, 0)

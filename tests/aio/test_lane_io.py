@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 
 from hatch_build import SOURCE, compile_lanes, find_compiler
 from lynx_net.aio import lane_io
+from lynx_net.wire.bursts import BURST_BYTES, SendBytes, seal
 from lynx_net.wire.frames import (
     HEADER_BYTES,
     ControlFrame,
@@ -33,7 +34,6 @@ from lynx_net.wire.frames import (
     checksum,
     pack_control,
 )
-from lynx_net.wire.scheduler import BURST_BYTES, SendBytes, seal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -16,6 +16,7 @@ from lynx_net.aio import lane_io
 from lynx_net.aio.threads import ThreadPump
 from lynx_net.errors import ConnectionLostError
 from lynx_net.transport.tcp import SocketLane
+from lynx_net.wire.bursts import BURST_BYTES
 from lynx_net.wire.frames import (
     HEADER_BYTES,
     LAST,
@@ -28,14 +29,13 @@ from lynx_net.wire.frames import (
     checksum,
 )
 from lynx_net.wire.layout import CacheLayout
-from lynx_net.wire.scheduler import BURST_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from lynx_net import LinkConfig
     from lynx_net.errors import LynxError
-    from lynx_net.wire.scheduler import SendBytes
+    from lynx_net.wire.bursts import SendBytes
 
 MIB = 1 << 20
 PAGES = 240

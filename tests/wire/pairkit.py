@@ -9,6 +9,7 @@ from typing import Any
 
 from wirekit import LAYOUT, NEED_BYTES, STREAMS, page_bytes, page_sizes
 
+from lynx_net.wire.bursts import SendBytes, seal
 from lynx_net.wire.config import LinkConfig
 from lynx_net.wire.connection import LinkCore
 from lynx_net.wire.events import (
@@ -25,7 +26,6 @@ from lynx_net.wire.grants import CreditBook, Grant
 from lynx_net.wire.incoming import SegmentAwaitsOffer
 from lynx_net.wire.messages import decode_message
 from lynx_net.wire.receiving import LayerReady, PageArrived, StreamReady, TransferComplete
-from lynx_net.wire.scheduler import SendBytes, seal
 
 CONFIG = LinkConfig(
     deadline_s=6,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pairkit import CONFIG, Side
 from wirekit import LAYOUT, STREAMS
 
+from lynx_net.wire.bursts import SendBytes, seal
 from lynx_net.wire.frames import HEADER_BYTES, SegmentHeader, checksum
 from lynx_net.wire.layout import CacheLayout
 from lynx_net.wire.messages import (
@@ -16,7 +17,6 @@ from lynx_net.wire.messages import (
     OfferMessage,
     decode_message,
 )
-from lynx_net.wire.scheduler import SendBytes, seal
 
 if TYPE_CHECKING:
     from lynx_net.wire.config import LinkConfig

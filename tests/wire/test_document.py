@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lynx_net.aio import handshake
-from lynx_net.wire import connection, frames, layout, messages, scheduler
+from lynx_net.wire import connection, frames, layout, messages, scheduler, sendqueue
 from lynx_net.wire.layout import CacheLayout
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "wire-format.md"
@@ -93,7 +93,7 @@ def test_the_layout() -> None:
 
 def test_the_limits() -> None:
     table = rows(section("Limits"))[1:]
-    modules = (frames, messages, layout, connection, scheduler, handshake)
+    modules = (frames, messages, layout, connection, scheduler, sendqueue, handshake)
     limits = {
         name: value
         for module in modules

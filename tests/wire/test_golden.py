@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from pairkit import CONFIG, Pair, Side
 from wirekit import page_bytes
 
+from lynx_net.wire.bursts import SendBytes, seal
 from lynx_net.wire.frames import (
     HEADER_BYTES,
     ControlFrame,
@@ -52,7 +53,6 @@ from lynx_net.wire.messages import (
 )
 from lynx_net.wire.proof import CONNECTING, SERVING, prove, proves
 from lynx_net.wire.receiving import TransferComplete
-from lynx_net.wire.scheduler import SendBytes, seal
 
 GOLDEN = Path(__file__).parent / "golden"
 LAYOUT = CacheLayout(layers=1, tokens=2, heads=2, key_size=3, value_size=0, page_tokens=2, raw_head=1, raw_tail=0)

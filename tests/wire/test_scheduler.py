@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
 
 from lynx_net.errors import LocalProtocolError
+from lynx_net.wire.bursts import BURST_BYTES, SendBytes, seal
 from lynx_net.wire.frames import (
     HEADER_BYTES,
     MAX_CONTROL_BYTES,
@@ -23,7 +24,8 @@ from lynx_net.wire.frames import (
 )
 from lynx_net.wire.messages import Bye, Ping, Request, decode_message, encode_message
 from lynx_net.wire.pacing import TokenBucket
-from lynx_net.wire.scheduler import BURST_BYTES, NothingToSend, Scheduler, SendBytes, SendQueue, WaitUntil, seal
+from lynx_net.wire.scheduler import NothingToSend, Scheduler, WaitUntil
+from lynx_net.wire.sendqueue import SendQueue
 
 SEGMENT = 100
 STREAMS = 3

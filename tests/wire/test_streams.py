@@ -11,11 +11,13 @@ from pairkit import Pair, Side
 from wirekit import LAYOUT, NEED_BYTES, page_sizes
 
 from lynx_net.errors import RemoteProtocolError
+from lynx_net.wire.bursts import SendBytes
 from lynx_net.wire.frames import SegmentHeader, checksum
 from lynx_net.wire.grants import CreditBook, Grant
 from lynx_net.wire.messages import MAX_STREAMS
 from lynx_net.wire.receiving import LayerReady, PageSizes, ReceiveState, StreamReady, TransferComplete, largest_of
-from lynx_net.wire.scheduler import EXACT_CLASS, Scheduler, SendBytes, SendQueue, classes_of
+from lynx_net.wire.scheduler import Scheduler
+from lynx_net.wire.sendqueue import EXACT_CLASS, SendQueue, classes_of
 
 SEGMENT = 4096
 
