@@ -1,7 +1,7 @@
 """Moving bytes with blocking threads: one thread a lane and direction, for lanes that are sockets.
 
 The kernel's copies run outside the interpreter lock, so several lanes use several cores, and a call that waits for a
-whole segment costs one wake-up instead of many.
+whole segment costs one wake-up instead of many. Here is their life, and sending; lane_receiver.py receives.
 """
 
 from __future__ import annotations
@@ -17,32 +17,19 @@ import time
 from typing import TYPE_CHECKING
 
 from lynx_net.aio import lane_io
-from lynx_net.aio.pump import (
-    Pump,
-    PumpOwner,
-    class_of,
-    never_offered,
-    offer_wait_s,
-    replaced_by_newer,
-)
-from lynx_net.aio.teller import Teller
+from lynx_net.aio.lane_receiver import LaneReceiver
+from lynx_net.aio.pump import Pump, PumpOwner, class_of, replaced_by_newer
 from lynx_net.errors import ConnectionLostError, LynxError
 from lynx_net.transport.base import lost
 from lynx_net.wire.bursts import SendBytes, seal
-from lynx_net.wire.frames import FrameReader, SegmentFrame, SegmentHeader, SegmentStart, checksum
-from lynx_net.wire.incoming import SegmentAwaitsOffer
-from lynx_net.wire.lending import Lender
-from lynx_net.wire.messages import decode_message
+from lynx_net.wire.frames import FrameReader
 from lynx_net.wire.scheduler import WaitUntil
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from lynx_net.aio import _lanes
     from lynx_net.transport import Lane
-    from lynx_net.wire.events import Event
-    from lynx_net.wire.frames import Frame
-    from lynx_net.wire.incoming import Arrived
 
 __all__ = ["ThreadPump"]
 
@@ -60,11 +47,8 @@ _BATCH_S = 0.016
 all lanes, and finds nothing of what it needs in the caches, through which the payloads go. It stops earlier for what
 is more urgent."""
 
-_MANY_LANES = 3
-"""From so many on a thread of its own tells of what lanes have received: they would all wait for the interpreter."""
 
-
-class _Connection:
+class Connection:
     """One connection of a lane: its socket, and what its two threads share."""
 
     def __init__(self, index: int, lane: Lane, sock: socket.socket, lock: threading.RLock, stop: bytearray) -> None:
@@ -101,19 +85,14 @@ class ThreadPump(Pump):
     def __init__(self, owner: PumpOwner) -> None:
         super().__init__(owner)
         self._loop = asyncio.get_running_loop()
-        self._connections: dict[int, _Connection] = {}
-        self._offers = threading.Condition(owner.lock)
-        self._waiting_for_offer = 0
+        self._connections: dict[int, Connection] = {}
         self._stopping = False
         self._idle = asyncio.Event()
         self._flushing = False
         # A blocked receive comes back several times per deadline, so that slow bytes count as heard.
         self._wait_s = owner.core.config.deadline_s / 4
+        self._receiver = LaneReceiver(self, self._wait_s, self._failed)
         self._most_batch_bytes = owner.core.config.lane_batch_bytes
-        self._stock = lane_io.IN_USE.make_stock() if lane_io.IN_USE.make_stock is not None else None
-        if self._stock is not None:
-            owner.core.incoming.lender = Lender(self._stock, len(owner.core.lane_stats))
-        self._teller: Teller | None = None
 
     def attach(self, index: int, lane: Lane) -> None:
         owner, sock = self.owner, lane.plain_socket
@@ -122,13 +101,9 @@ class ThreadPump(Pump):
         timeout = struct.pack("@ll", int(self._wait_s), int(self._wait_s % 1 * 1e6))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
         logger.debug("lane %d to %s: %s", index, lane.peer, lane_io.describe())
-        connection = _Connection(index, lane, sock, owner.lock, owner.core.scheduler.stop_byte(index))
-        if self._stock is not None:
-            lanes = len(owner.core.lane_stats)
-            connection.bulk = self._stock.reader(index)
-            if self._teller is None and lanes >= _MANY_LANES:
-                self._teller = Teller(self._stock, self._act_on_full, self._failed)
-        for work, name in ((self._send_loop, "send"), (self._receive_loop, "receive")):
+        connection = Connection(index, lane, sock, owner.lock, owner.core.scheduler.stop_byte(index))
+        connection.bulk = self._receiver.reader(index)
+        for work, name in ((self._send_loop, "send"), (self._receiver.run, "receive")):
             thread = threading.Thread(
                 target=self._run, args=(work, connection), name=f"lynx_net-{name}-{index}", daemon=True
             )
@@ -147,8 +122,7 @@ class ThreadPump(Pump):
             await self._end(connection)
 
     def wake(self) -> None:
-        if self._waiting_for_offer:
-            self._offers.notify_all()
+        self._receiver.wake()
         if self.handling:
             return  # once, when all that came together has been handled
         first = self._connections.get(0)
@@ -159,7 +133,7 @@ class ThreadPump(Pump):
             if connection.sleeping and (scheduler.has_segments(index) or (index == 0 and scheduler.has_control())):
                 connection.may_send.notify()
 
-    def _send_here(self, connection: _Connection) -> None:
+    def _send_here(self, connection: Connection) -> None:
         """Send what is small in the thread that made it, with the lock: waking the other one takes longer."""
         owner, now = self.owner, self.owner.clock()
         batch = owner.core.outgoing.send_small(_SMALL_BYTES, now)
@@ -191,10 +165,9 @@ class ThreadPump(Pump):
         self._stopping = True
         self._idle.set()
         await asyncio.gather(*(self._end(connection) for connection in self._connections.values()))
-        if self._teller is not None:
-            await self._teller.stop()
+        await self._receiver.stop()
 
-    async def _end(self, connection: _Connection) -> None:
+    async def _end(self, connection: Connection) -> None:
         """Make both threads of a connection end, and wait for it."""
         self._shut(connection)
         try:
@@ -205,16 +178,16 @@ class ThreadPump(Pump):
             logger.exception("link to %s: threads that do not end: %s", connection.lane.peer, alive)
             connection.lane.close()
 
-    def _shut(self, connection: _Connection) -> None:
+    def _shut(self, connection: Connection) -> None:
         with self.owner.lock:
             connection.stopping = True
-            self._offers.notify_all()
+            self._receiver.wake()
             connection.may_send.notify_all()
         # The peer may have closed it already; a thread that waits on it wakes up either way.
         with contextlib.suppress(OSError):
             connection.sock.shutdown(socket.SHUT_RDWR)
 
-    def _run(self, work: Callable[[_Connection], None], connection: _Connection) -> None:
+    def _run(self, work: Callable[[Connection], None], connection: Connection) -> None:
         failure: BaseException | None = None
         try:
             work(connection)
@@ -222,7 +195,7 @@ class ThreadPump(Pump):
             failure = problem
         self._loop.call_soon_threadsafe(self._thread_ended, connection, failure)
 
-    def _thread_ended(self, connection: _Connection, failure: BaseException | None) -> None:
+    def _thread_ended(self, connection: Connection, failure: BaseException | None) -> None:
         connection.running -= 1
         error = None if failure is None else self._explained(failure, connection.lane)
         if connection.error is None:
@@ -255,7 +228,7 @@ class ThreadPump(Pump):
         self._loop.call_exception_handler({"message": "lynx_net link thread failed", "exception": failure})
         return LynxError(f"the link failed on this side: {failure!r}")
 
-    def _send_loop(self, connection: _Connection) -> None:
+    def _send_loop(self, connection: Connection) -> None:
         owner = self.owner
         batch: list[SendBytes] = []
         sent = 0
@@ -274,7 +247,7 @@ class ThreadPump(Pump):
             with owner.lock:
                 self._account(connection, batch, sent)
 
-    def _account(self, connection: _Connection, batch: list[SendBytes], sent: int) -> None:
+    def _account(self, connection: Connection, batch: list[SendBytes], sent: int) -> None:
         """The first `sent` of these left, the others go back. With the lock; empties the list.
 
         So a lane that has nothing to do holds no buffers.
@@ -289,7 +262,7 @@ class ThreadPump(Pump):
         owner.sent(batch)
         batch.clear()
 
-    def _choose(self, connection: _Connection) -> list[SendBytes]:
+    def _choose(self, connection: Connection) -> list[SendBytes]:
         """Wait, with the lock, for what to send: control frames and small segments together, or a run of large ones.
 
         Nothing when the connection ends or has a rest to send.
@@ -325,7 +298,7 @@ class ThreadPump(Pump):
             connection.sleeping = False
         return batch
 
-    def _send(self, connection: _Connection, batch: list[SendBytes]) -> int:
+    def _send(self, connection: Connection, batch: list[SendBytes]) -> int:
         """Returns how many of them were sent; all but where the run at their end was stopped."""
         began_s = time.monotonic()
         must = len(batch) - len(connection.run)
@@ -344,187 +317,9 @@ class ThreadPump(Pump):
             connection.batch_bytes = min(int(rate * _BATCH_S), 2 * sent_bytes, self._most_batch_bytes)
         return sent
 
-    def _receive_loop(self, connection: _Connection) -> None:
-        try:
-            self._receive(connection)
-        finally:
-            if connection.bulk is not None:
-                with self.owner.lock:
-                    try:
-                        if self._take_full():
-                            self.owner.post(())
-                    finally:
-                        self.owner.core.incoming.not_filled(connection.bulk.abandon())
-
-    def _receive(self, connection: _Connection) -> None:
-        sock, reader, bulk = connection.sock, connection.reader, connection.bulk
-        stats = self.owner.core.lane_stats[connection.index]
-        nothing = memoryview(bytearray())
-        while not connection.stopping:
-            if bulk is not None and reader.idle and not reader.small:
-                self._receive_lent(connection, bulk)
-                continue
-            payloads: list[memoryview] = []
-            ahead = reader.small and reader.idle
-            if ahead:
-                tail, more = reader.ahead(), nothing
-            else:
-                *payloads, tail = reader.buffers()
-                more = reader.header_room()
-                if bulk is not None and payloads:
-                    tail = more = nothing  # there may be lent buffers for what comes next
-            try:
-                count, sums = lane_io.IN_USE.receive_payloads(sock, payloads, tail, more, self._wait_s)
-            except BlockingIOError:
-                continue
-            if count == 0:
-                raise ConnectionLostError(f"{connection.lane.peer} closed the connection")
-            stats.received_bytes += count
-            frames = reader.received_ahead(count) if ahead else reader.received(count)
-            self._handle(connection, frames, _sums(frames, payloads, sums), ahead)
-
-    def _receive_lent(self, connection: _Connection, bulk: _lanes.Reader) -> None:
-        """Segments as long as there are lent buffers for them, then the headers of what is something else."""
-        owner = self.owner
-        try:
-            count, coming, headers = bulk.receive(connection.sock.fileno(), self._wait_s)
-        except BlockingIOError:
-            return
-        if count == 0:
-            raise ConnectionLostError(f"{connection.lane.peer} closed the connection")
-        with owner.lock:
-            if not self._take_full():
-                owner.core.liveness.heard(owner.clock(), None if coming is None else SegmentHeader(*coming))
-            owner.post(())
-        if headers:
-            frames = connection.reader.received_headers(headers)
-            self._handle(connection, frames, _sums(frames, (), ()))
-
-    def _handle(
-        self, connection: _Connection, frames: Sequence[Frame], sums: Sequence[int], ahead: bool = False
-    ) -> None:
-        """Frames in order with their checksums, and any read ahead behind them; the lock is taken once for all."""
-        owner, reader = self.owner, connection.reader
-        whole = control = 0
-        with owner.lock:
-            self.handling = True
-            try:
-                if not frames:
-                    owner.core.liveness.heard(owner.clock(), reader.segment)
-                while frames:
-                    more_whole, more_control = self._act_on(connection, frames, sums)
-                    whole += more_whole
-                    control += more_control
-                    if not ahead:
-                        break
-                    frames = reader.received_ahead()
-                    sums = _sums(frames, (), ())
-            finally:
-                self.handling = False
-            owner.core.frames_received(connection.index, whole, control)
-            owner.post(())  # there may be something to send
-
-    def _act_on(self, connection: _Connection, frames: Sequence[Frame], sums: Sequence[int]) -> tuple[int, int]:
-        """Returns how many whole frames, and control frames among them, these were. Called with the lock."""
-        arrived: list[Arrived] = []
-        whole = control = 0
-        for frame, payload_sum in zip(frames, sums, strict=True):
-            if isinstance(frame, SegmentFrame):
-                whole += 1
-                if frame.payload is not None:
-                    arrived.append((frame.header, payload_sum))
-            elif isinstance(frame, SegmentStart):
-                if arrived:
-                    self._take_in(arrived)
-                for done in connection.reader.deliver_to(self._place(connection, frame.header)):
-                    whole += 1
-                    if done.payload is not None:
-                        arrived.append((done.header, checksum(b"")))
-            else:
-                if arrived:
-                    self._take_in(arrived)
-                if events := self.owner.core.message(decode_message(frame.payload), self.owner.clock()):
-                    self.owner.post(events)
-                whole += 1
-                control += 1
-        if arrived:
-            self._take_in(arrived)
-        return whole, control
-
-    def _take_in(self, arrived: list[Arrived]) -> None:
-        """Segments that lie in their places; with the lock. Empties the list."""
-        core = self.owner.core
-        events: list[Event] = []
-        try:
-            core.incoming.segments(arrived, self.owner.clock(), events)
-        finally:
-            if events:
-                self.owner.post(events)
-        core.incoming.lend({(header.transfer, header.stream) for header, _ in arrived})
-        arrived.clear()
-
-    def _act_on_full(self) -> None:
-        """For the teller."""
-        with self.owner.lock:
-            self._take_full()
-            self.owner.post(())
-
-    def _take_full(self) -> bool:
-        """Act on what any lane has received into lent buffers; whether there was anything. With the lock."""
-        assert self._stock is not None
-        core = self.owner.core
-        runs, counts = self._stock.take_full()
-        for lane, _, received_bytes in counts:
-            core.lane_stats[lane].received_bytes += received_bytes
-        if runs:
-            events: list[Event] = []
-            self.handling = True
-            try:
-                core.incoming.runs(runs, self.owner.clock(), events)
-            finally:
-                if events:
-                    self.owner.post(events)
-                self.handling = False
-            core.incoming.lend({run[:2] for run in runs})
-        for lane, segments, _ in counts:
-            core.frames_received(lane, segments)
-        return bool(runs)
-
-    def _place(self, connection: _Connection, header: SegmentHeader) -> memoryview | None:
-        """Called with the lock, which is free while this waits."""
-        owner = self.owner
-        while True:
-            try:
-                return owner.core.incoming.place(header, owner.clock())
-            except SegmentAwaitsOffer:
-                if connection.stopping:
-                    return None
-                self._waiting_for_offer += 1
-                self.handling = False
-                owner.post(())
-                try:
-                    if not self._offers.wait(offer_wait_s(owner)):
-                        raise never_offered(header) from None
-                finally:
-                    self._waiting_for_offer -= 1
-                    self.handling = True
-
 
 def _parts(lane: Lane, batch: list[SendBytes]) -> list[list[SendBytes]]:
     """All at once, or one class after the other where the lane marks them."""
     if not batch or not lane.marks_classes:
         return [batch] if batch else []
     return [list(run) for _, run in itertools.groupby(batch, class_of)]
-
-
-def _sums(frames: Sequence[Frame], views: Sequence[memoryview], view_sums: Sequence[int]) -> list[int]:
-    """The checksum of each frame that is a segment with a payload: the one that its view came with, or computed."""
-    sums: list[int] = []
-    for place, frame in enumerate(frames):
-        if not isinstance(frame, SegmentFrame) or frame.payload is None:
-            sums.append(0)
-        elif place < len(view_sums) and len(views[place]) == len(frame.payload):
-            sums.append(view_sums[place])
-        else:  # its first bytes came in an earlier receive
-            sums.append(checksum(frame.payload))
-    return sums

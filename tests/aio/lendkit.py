@@ -229,8 +229,8 @@ class Receiver:
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_WR)
         await until(lambda: not self.pump._connections)
-        if self.pump._teller is not None:  # it may have something to say yet
-            await self.pump._teller.stop()
+        if self.pump._receiver._teller is not None:  # it may have something to say yet
+            await self.pump._receiver._teller.stop()
         owner, core = self.owner, self.owner.core
         states = {transfer: core.incoming.state(transfer) for transfer in sorted(core.incoming._states)}
         outcome = Outcome(
