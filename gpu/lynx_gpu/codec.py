@@ -11,23 +11,19 @@ import numpy as np
 
 from lynx_codec import CodecError, PageShape
 from lynx_codec.codecs import AffineCodec, Bfloat16Codec, LynxCodec, PageCodec
-from lynx_codec.layout import HEADER_BYTES
-from lynx_codec.nested import WIDTHS_BYTES, NestedCodec
-from lynx_codec.tables import CELL_BITS, UNIT, UNIT_BITS
+from lynx_codec.nested import NestedCodec
 from lynx_gpu.driver import driver, launch
 from lynx_gpu.exact import MAX_EXACT_VALUES, check_exact, decode_exact, decode_scratch, encode_exact, encode_scratch
 from lynx_gpu.modules import cupy, kernel
-from lynx_gpu.plan import (
-    FLAGS,
-    LANE_CHANNELS,
-    SLAB_CHANNELS,
-    SLAB_TOKENS,
-    STATUS,
-    TILE_CHANNELS,
-    BatchPlan,
-    PageJob,
-    padded,
-    tiles_of,
+from lynx_gpu.plan import FLAGS, LANE_CHANNELS, STATUS, BatchPlan, PageJob, padded, tiles_of
+from lynx_gpu.variants import (
+    WARP_LANES,
+    block_of_warps,
+    codec_defines,
+    decoder_stages,
+    fields_bytes_of,
+    search_table,
+    view_defines,
 )
 from lynx_gpu.views import ITEM_BYTES
 
@@ -41,30 +37,10 @@ if TYPE_CHECKING:
 
 __all__ = ["DeviceCodec", "has_kernels"]
 
-_KINDS = {"float32": 0, "bfloat16": 1, "float16": 2}
-_STRIDED, _PACKED, _PAGED = 0, 1, 2
 _BLOCK_THREADS = 256
-_STAGE_TOKENS = 64
-"""Of a block of the decoder: whose codes it asks for at once. Up to four such stages are under way, all there are."""
-
-_DECODER_BLOCKS = 3
-"""On a multiprocessor: the fewer of them, the nearer to each other is what the device writes, and the faster."""
-
-_DECODER_TABLES_BYTES = 2304
-"""More than a block of the decoder shares beside codes and fields."""
-
-_RESERVED_SHARED_BYTES = 1024
-"""Of a multiprocessor's memory, for each block."""
 
 _WIDE_BLOCKS = 256
 """That look for pages that need 16-bit fields."""
-
-_WARP_LANES = 32
-_WARPS = 8, 4, 2
-"""Of a block of the encoder."""
-
-_STATIC_SHARED_BYTES = 16 * 1024
-"""More than a block of the encoder shares beside its tokens and fields."""
 
 _MAX_FIELDS_BYTES = 160 * 1024
 """Of a block: limits the chunks of a page that the encoder can hold."""
@@ -93,7 +69,7 @@ def has_kernels(codec: Codec, shape: PageShape | None = None) -> bool:
     if shape is None:
         return True
     too_large = bool(codec.variable_streams) and shape.coded_tokens * shape.channels > MAX_EXACT_VALUES
-    return not too_large and _fields_bytes(codec, shape) <= _MAX_FIELDS_BYTES
+    return not too_large and fields_bytes_of(codec, shape) <= _MAX_FIELDS_BYTES
 
 
 @dataclass(slots=True)
@@ -178,9 +154,9 @@ class DeviceCodec:
     ) -> None:
         positions, at, blocks = map(np.uint64, (0 if fine is None else fine.data.ptr, out, out + plan.blocks_at))
         arguments = (*common, positions, self._header(), self._cells(), at, blocks, np.int32(view.in_units))
-        fields = max(_fields_bytes(self.codec, job.shape) for job in plan.jobs)
+        fields = max(fields_bytes_of(self.codec, job.shape) for job in plan.jobs)
         warps, shared = block_of_warps(ITEM_BYTES[view.dtype], fields, self._shared_limit)
-        more, threads, pages = ("WARPS", warps), warps * _WARP_LANES, len(plan.jobs)
+        more, threads, pages = ("WARPS", warps), warps * WARP_LANES, len(plan.jobs)
         launch_encoder = partial(self._launch, stream, "encode.cu", threads=threads)
         launch_encoder("encode_pages", view, (tiles_of(plan.jobs[0].shape), pages), shared, arguments, more)
         again = (*arguments, at, np.int32(pages))
@@ -363,7 +339,7 @@ class DeviceCodec:
         *more: tuple[str, int],
         threads: int = _BLOCK_THREADS,
     ) -> None:
-        defines = _view_defines(view)
+        defines = view_defines(view)
         found = self._functions.get((name, defines, more))
         if found is None:
             function = kernel(self.device, file, name, (*defines, *codec_defines(self.codec), *more))
@@ -415,101 +391,3 @@ class DeviceCodec:
             copy.set(values, stream=self._uploads)
             self._uploads.synchronize()
         return copy
-
-
-def _fields_bytes(codec: PageCodec, shape: PageShape) -> int:
-    """What a block of the encoder shares for extremes and fields; of `lynx`, a warp knows those of chunks."""
-    if not codec.row_bits:
-        return 0
-    chunks = 1 if isinstance(codec, LynxCodec) else codec.sections(shape, False).chunks
-    return 8 * chunks * TILE_CHANNELS
-
-
-@lru_cache(maxsize=64)
-def block_of_warps(item_bytes: int, fields_bytes: int, limit_bytes: int) -> tuple[int, int]:
-    """Warps of a block of the encoder, and what they share: 32 tokens each, fewer where a device has less memory."""
-    shared = {warps: warps * _WARP_LANES * TILE_CHANNELS * item_bytes + fields_bytes for warps in _WARPS}
-    warps = next((warps for warps in _WARPS if shared[warps] + _STATIC_SHARED_BYTES <= limit_bytes), _WARPS[-1])
-    return warps, shared[warps]
-
-
-@lru_cache(maxsize=64)
-def decoder_stages(bits: tuple[int, ...], chunk_tokens: int, multiprocessor_bytes: int) -> tuple[int, int]:
-    """Stages that a block of the decoder has under way, and what it shares for them: three blocks have room, no fourth.
-
-    Args:
-        bits: of a value in each of the streams that are known.
-        chunk_tokens: of the codec.
-        multiprocessor_bytes: shared memory of a multiprocessor.
-    """
-    chunks = SLAB_TOKENS // chunk_tokens + (2 if SLAB_TOKENS % chunk_tokens else 0)
-    others = 8 * chunks * SLAB_CHANNELS + _DECODER_TABLES_BYTES + _RESERVED_SHARED_BYTES
-    stage = _STAGE_TOKENS * _WARP_LANES * sum(bits)
-    # Planes of one bit are half a sector wide: more of these under way are slower.
-    most = 2 if any(count % 2 for count in bits) else SLAB_TOKENS // _STAGE_TOKENS
-    stages = max(min((multiprocessor_bytes // _DECODER_BLOCKS - others) // stage, most), 2)
-    too_much = multiprocessor_bytes // (_DECODER_BLOCKS + 1) + 2 * _DECODER_TABLES_BYTES
-    return stages, max(stages * stage, too_much - others)
-
-
-def cell_bits(codec: LynxCodec) -> int:
-    """There are 2**bits cells of a search table: few, if none of them holds two thresholds."""
-    homes = codec.tables.thresholds >> UNIT_BITS - 8
-    return 8 if np.unique(homes).size == homes.size else CELL_BITS
-
-
-def search_table(codec: LynxCodec) -> np.ndarray[Any, Any]:
-    """float32 [2**bits + 1]: a magnitude x, counted in cells of sigma, plus the entry of cell floor(x), rounded down to
-    a whole number, is its level + 135. Sums are between 128 and 256, so that this is byte 2 of a float32, less 128.
-    """
-    cells = 1 << cell_bits(codec)
-    thresholds = codec.tables.thresholds.astype(np.float64) * cells / UNIT
-    numbers = np.arange(cells + 1)
-    below = np.searchsorted(thresholds, numbers)  # a threshold may be where its cell begins
-    table = 135.0 + below - numbers
-    homes = thresholds.astype(np.int64)
-    table[homes] = 136.0 + np.arange(homes.size) - thresholds
-    assert np.array_equal(table, table.astype(np.float32))
-    return table.astype(np.float32)
-
-
-@lru_cache(maxsize=256)
-def codec_defines(codec: PageCodec) -> tuple[tuple[str, int | str], ...]:
-    """The macros of kernels/pages.cuh."""
-    if not codec.row_bits:
-        return ()
-    lynx = isinstance(codec, LynxCodec)
-    points_at = HEADER_BYTES if lynx else 0
-    if isinstance(codec, NestedCodec) and codec.header_bytes > HEADER_BYTES + WIDTHS_BYTES:
-        points_at = HEADER_BYTES + WIDTHS_BYTES
-    return (
-        ("LYNX", int(lynx)),
-        ("CHUNK", codec.chunk_tokens),
-        ("STREAMS", len(codec.row_bits)),
-        ("STREAM_BITS", ",".join(map(str, codec.row_bits))),
-        ("HEADER", codec.header_bytes),
-        ("POINTS_AT", points_at),
-        ("TOP", "15.0f" if codec.row_bits == (4,) else "255.0f"),
-        *((("CELL_BITS", cell_bits(codec)),) if isinstance(codec, LynxCodec) else ()),
-    )
-
-
-@lru_cache(maxsize=256)
-def shape_defines(
-    dtype: str, heads: int, head_size: int, aligned: bool, rows: int
-) -> tuple[tuple[str, int | str], ...]:
-    """The macros of kernels/common.cuh."""
-    return (
-        ("KIND", _KINDS[dtype]),
-        ("HEADS", heads),
-        ("SIZE", head_size),
-        ("VECTOR", int(aligned)),
-        ("ROWS", rows),
-    )
-
-
-def _view_defines(view: DeviceView) -> tuple[tuple[str, int | str], ...]:
-    """The macros of kernels/common.cuh."""
-    packed = (view.token_stride, view.head_stride) == (view.heads * view.head_size, view.head_size)
-    rows = _PAGED if view.block_tokens else _PACKED if packed else _STRIDED
-    return shape_defines(view.dtype, view.heads, view.head_size, view.aligned, rows)

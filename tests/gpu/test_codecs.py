@@ -13,7 +13,7 @@ from lynx_codec import CodecError, NonFiniteError, PageShape, get_codec
 from lynx_codec.codecs import LynxCodec
 from lynx_codec.tables import UNIT
 from lynx_gpu import DeviceCodec, PageJob, device_view, paged_view
-from lynx_gpu.codec import block_of_warps, cell_bits, decoder_stages, search_table
+from lynx_gpu.variants import block_of_warps, cell_bits, decoder_stages, search_table
 
 CODECS: list[tuple[str, dict[str, Any]]] = [
     ("bf16", {}),

@@ -9,8 +9,8 @@ import pytest
 from nvrtc import NvrtcError, compile_text, find_nvrtc
 
 from lynx_codec import get_codec
-from lynx_gpu.codec import codec_defines, shape_defines
 from lynx_gpu.modules import OPTIONS, source
+from lynx_gpu.variants import codec_defines, shape_defines
 
 pytestmark = pytest.mark.skipif(find_nvrtc() is None, reason="needs NVRTC: pip install nvidia-cuda-nvrtc")
 

@@ -298,7 +298,7 @@ struct Lane {
     }
 };
 
-#define MIN_BLOCKS 3                    // as many as lynx_gpu/codec.py allots memory for
+#define MIN_BLOCKS 3                    // as many as lynx_gpu/variants.py allots memory for
 
 #define QUADS (TILE / 4)                // of channels
 #define FIELD_ROWS (THREADS / QUADS)    // chunks that are read at once

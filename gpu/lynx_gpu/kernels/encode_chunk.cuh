@@ -32,7 +32,7 @@ __device__ __forceinline__ float clamp(float code, float top)
 }
 
 // The search table of `lynx`, in shared memory: what a magnitude must be added to, so that byte 2 of the sum, rounded down,
-// is its level and 7 more (lynx_gpu/codec.py).
+// is its level and 7 more (lynx_gpu/variants.py).
 struct Cells {
     static constexpr u32 WHOLE = 0x4B000000u; // 2^23: added to a magnitude it leaves whole cells in the lowest bits
 #ifdef __CUDA_ARCH__
