@@ -319,6 +319,7 @@ static void reader_dealloc(PyObject *object)
     Py_XDECREF(self->stock);
     lanes_free_object(object);
 }
+
 PyObject *lanes_make_reader(PyObject *object, PyObject *args)
 {
     Py_ssize_t lane;
