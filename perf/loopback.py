@@ -13,6 +13,7 @@ Raw sockets have the system's congestion control, and lynx_net what it chooses w
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import multiprocessing
@@ -62,19 +63,29 @@ def machine_cpu_seconds() -> float:
 # ---- raw sockets
 
 
-def raw_receive(pipe: Connection, total: int, lanes: int, size: int) -> None:
-    """Accept, then one blocking thread a connection."""
+def raw_receive(
+    pipe: Connection, total: int, lanes: int, size: int, memory: Callable[[int], memoryview] | None = None
+) -> None:
+    """Accept, then one blocking thread a connection, each with a buffer of `size` bytes.
+
+    `memory(lanes)` makes what all lanes together receive into instead, piece by piece, over and over.
+    """
+    whole = memoryview(bytearray(lanes * size)) if memory is None else memory(lanes)
+    lane_bytes = whole.nbytes // lanes
     with socket.create_server(("127.0.0.1", 0), backlog=lanes) as server:
         pipe.send(server.getsockname()[1])
         connections = [server.accept()[0] for _ in range(lanes)]
 
-    def read(connection: socket.socket) -> None:
-        buffer = memoryview(bytearray(size))
-        while connection.recv_into(buffer):
-            pass
+    def read(connection: socket.socket, own: memoryview) -> None:
+        for at in itertools.cycle(range(0, lane_bytes, size)):
+            if not connection.recv_into(own[at : at + size]):
+                return
 
     began = cpu_seconds()
-    threads = [threading.Thread(target=read, args=(one,)) for one in connections]
+    threads = [
+        threading.Thread(target=read, args=(one, whole[lane * lane_bytes : (lane + 1) * lane_bytes]))
+        for lane, one in enumerate(connections)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -91,15 +102,18 @@ def raw_connect(port: int, control: str | None) -> socket.socket:
     return sock
 
 
-def raw_send(port: int, total: int, lanes: int, size: int, control: str | None = None) -> tuple[float, float]:
+def raw_send(
+    port: int, total: int, lanes: int, size: int, control: str | None = None, source: memoryview | None = None
+) -> tuple[float, float]:
     """Send from the same source memory, one blocking thread a connection; start time and CPU seconds."""
-    source = memoryview(bytes(range(256)) * (SOURCE_BYTES // 256))
+    if source is None:
+        source = memoryview(bytes(range(256)) * (SOURCE_BYTES // 256))
     connections = [raw_connect(port, control) for _ in range(lanes)]
     per_lane = total // size // lanes
 
     def write(connection: socket.socket, lane: int) -> None:
         for index in range(per_lane):
-            offset = (lane + index * lanes) * size % SOURCE_BYTES
+            offset = (lane + index * lanes) * size % source.nbytes
             connection.sendall(source[offset : offset + size])
         connection.close()
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from lynx_net.aio import _lanes
     from lynx_net.transport import Lane
 
-__all__ = ["ThreadPump"]
+__all__ = ["Connection", "ThreadPump"]
 
 logger = logging.getLogger("lynx_net")
 
@@ -92,7 +92,6 @@ class ThreadPump(Pump):
         # A blocked receive comes back several times per deadline, so that slow bytes count as heard.
         self._wait_s = owner.core.config.deadline_s / 4
         self._receiver = LaneReceiver(self, self._wait_s, self._failed)
-        self._most_batch_bytes = owner.core.config.lane_batch_bytes
 
     def attach(self, index: int, lane: Lane) -> None:
         owner, sock = self.owner, lane.plain_socket
@@ -314,7 +313,8 @@ class ThreadPump(Pump):
         sent_bytes = sum([len(one.data) for one in batch])
         if sent_bytes >= min(_SMALL_BYTES, self.owner.core.outgoing.segment_bytes):
             rate = sent_bytes / max(time.monotonic() - began_s, 1e-9)
-            connection.batch_bytes = min(int(rate * _BATCH_S), 2 * sent_bytes, self._most_batch_bytes)
+            most_bytes = self.owner.core.config.lane_batch_bytes
+            connection.batch_bytes = min(int(rate * _BATCH_S), 2 * sent_bytes, most_bytes)
         return sent
 
 

@@ -40,8 +40,9 @@ class LinkConfig:
             more are aborted.
         max_pending_requests: requests of a peer that may be unanswered; more are refused.
         send_queue_bytes: `write` waits while a transfer has more than this queued in stream 0, for every two lanes.
-        lane_batch_bytes: what a lane that sends takes together, at most. Fewer visits to the core cost less; but pages
-            beside each other arrive so far apart, which matters where they are decoded together.
+        lane_batch_bytes: what a lane that sends takes together, at most, where blocking threads drive it; on the event
+            loop it takes one segment. Fewer visits to the core cost less; but pages beside each other arrive so far
+            apart, which matters where they are decoded together.
     """
 
     deadline_s: float = 5.0
