@@ -39,7 +39,9 @@ def test_a_codec_that_fails_leaves_the_others_of_its_process_alone(
     here = Environment("here", ())
     python = tmp_path / "here" / "bin" / "python"
     python.parent.mkdir(parents=True)
-    python.symlink_to(sys.executable)
+    # Not a link: behind one Python does not know that it is that of a virtual environment.
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
     (tmp_path / "here" / "whole").touch()
     names = {
         "one": codecs.PeerCodec(module="nothing", environment=here, settings=""),
