@@ -26,6 +26,11 @@ def _smallest_of(sizes: PageSizes) -> int:
     return -1 if isinstance(sizes, range) else min(sizes)
 
 
+def _most(size: int, most_bytes: int, most_pages: int, pages: int) -> int:
+    """How many of a size may be lent; of empty ones as many as there are pages."""
+    return max(most_bytes // size, most_pages) if size else pages
+
+
 class Loans:
     """Buffers lent for one stream of a transfer, by size, and the pages that are expected in them.
 
@@ -76,42 +81,39 @@ class Loans:
         """
         lent, expected = self._lent, self._expected
         chosen: list[int] = []
-
-        def may_lend(size: int) -> bool:
-            return not size or lent[size] < max(most_bytes // size, most_pages)
-
-        def lend(size: int) -> bool:
-            nonlocal room_bytes
-            if size > room_bytes or len(chosen) == room_pages:
-                return False
-            lent[size] += 1
-            room_bytes -= size
-            chosen.append(size)
-            return True
-
         unlent = 0
         for size, pages in expected.items():
-            while lent[size] < pages and may_lend(size) and lend(size):
-                pass
+            count = min(_most(size, most_bytes, most_pages, pages), pages) - lent[size]
+            count = min(count, room_pages - len(chosen), room_bytes // size if size else count)
+            if count > 0:
+                lent[size] += count
+                room_bytes -= count * size
+                chosen += [size] * count
             unlent += max(pages - lent[size], 0)
         known: PageSizes | None = None
-        size = -1
-        stop = min(self._looked_up_to + LOOK_AHEAD_PAGES, self._page_count)
-        while self._looked_up_to < stop:
-            page = self._page_at(self._looked_up_to)
+        size, most, is_lent = -1, 0, False
+        place, stop = self._looked_up_to, min(self._looked_up_to + LOOK_AHEAD_PAGES, self._page_count)
+        while place < stop:
+            page = self._page_at(place)
             own = self._sizes_of(page)
             if own is not known:
                 known, size = own, _smallest_of(own)
-            if (size in sizes or not size) and not has_begun(page):
+                most, is_lent = _most(size, most_bytes, most_pages, self._page_count), size in sizes or not size
+            if is_lent and not has_begun(page):
                 if lent[size] <= expected[size]:  # none for this page
-                    if not may_lend(size):
+                    if lent[size] >= most:
                         unlent += 1
-                    elif not lend(size):
+                    elif size > room_bytes or len(chosen) == room_pages:
                         break
+                    else:
+                        lent[size] += 1
+                        room_bytes -= size
+                        chosen.append(size)
                     if unlent > UNLENT_PAGES:
                         break
                 expected[size] += 1
-            self._looked_up_to += 1
+            place += 1
+        self._looked_up_to = place
         self.lent_pages += len(chosen)
         self.lent_bytes += sum(chosen)
         return chosen
