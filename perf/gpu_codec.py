@@ -2,7 +2,8 @@
 
     python -m perf.gpu_codec [--json FILE] [--pages 2048] [--rounds 60] [--dtype bfloat16]
 
-A batch of pages of 256 tokens, 8 heads of 128, is encoded and decoded on one device. Moved bytes are those that must be
+A batch of pages of 256 tokens, 8 heads of 128, is encoded and decoded on one device; of the default codec a batch of
+keys and one of values, together and each alone. Moved bytes are those that must be
 read and written once: the page and its streams. Every round runs everything once, in turn; figures are medians of CUDA
 event times of a call, launches included; the share of the copy is the median over rounds of the ratio in one round.
 """
@@ -25,22 +26,26 @@ from lynx_net.demo.results import machine_facts
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-CODECS: dict[str, tuple[str, dict[str, Any]]] = {
-    "bf16": ("bf16", {}),
-    "int8": ("int8", {}),
-    "int4": ("int4", {}),
-    "lynx": ("lynx", {}),
-    "default, keys": ("nested", {"bits": [4, 4], "chunk": 128}),
-    "default, values": ("nested", {"bits": [3, 5], "chunk": 128}),
-    "exact": ("nested", {"bits": [4, 4], "chunk": 64, "exact": True}),
+KEYS = ("nested", {"bits": [4, 4], "chunk": 128})
+VALUES = ("nested", {"bits": [3, 5], "chunk": 128})
+CODECS: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
+    "bf16": (("bf16", {}),),
+    "int8": (("int8", {}),),
+    "int4": (("int4", {}),),
+    "lynx": (("lynx", {}),),
+    "default": (KEYS, VALUES),
+    "default, keys": (KEYS,),
+    "default, values": (VALUES,),
+    "exact": (("nested", {"bits": [4, 4], "chunk": 64, "exact": True}),),
 }
+"""Name and parameters; of the default those of keys and of values, one batch behind the other."""
 HEADS, HEAD_SIZE, PAGE_TOKENS, FINE = 8, 128, 256, 6
 
 
 class Case:
-    """One codec with everything that its three measurements need on the device."""
+    """One codec with everything that its measurements need on the device."""
 
-    def __init__(self, name: str, params: dict[str, Any], pages: int, dtype: str) -> None:
+    def __init__(self, name: str, params: dict[str, Any], pages: int, dtype: str, stream: Any) -> None:
         cp = cupy()
         self.codec = DeviceCodec(get_codec(name, **params), 0)
         fine = FINE if len(self.codec.codec.row_bits) > 1 else 0
@@ -54,7 +59,7 @@ class Case:
         positions = [np.sort(rng.choice(PAGE_TOKENS, FINE, replace=False)) for _ in range(pages)]
         self.fine = cp.asarray(np.concatenate(positions).astype(np.int32))
         self.piece = cp.zeros(self.plan.total_bytes, cp.uint8)
-        self.stream = cp.cuda.Stream(non_blocking=True)
+        self.stream = stream
         cp.cuda.get_current_stream().synchronize()
         self.encode()
         self.stream.synchronize()
@@ -85,6 +90,20 @@ class Case:
             if coded < known:
                 found["decode exact"] = (lambda: self.decode(known), sum(self.stream_bytes) + self.page_bytes)
         return found
+
+
+def together(cases: list[Case]) -> dict[str, tuple[Callable[[], None], int]]:
+    """What to time of all these, one behind the other, and the bytes that they must move."""
+    works = [case.measurements() for case in cases]
+
+    def all_of(work: str) -> Callable[[], None]:
+        def call() -> None:
+            for of_case in works:
+                of_case[work][0]()
+
+        return call
+
+    return {work: (all_of(work), sum(of_case[work][1] for of_case in works)) for work in works[0]}
 
 
 def _time_s(stream: Any, work: Callable[[], None]) -> float:
@@ -127,14 +146,14 @@ def measure(pages: int, rounds: int, dtype: str, names: list[str]) -> dict[str, 
     results: dict[str, Any] = {}
     copies: list[float] = []
     for name in names:
-        case = Case(*CODECS[name], pages, dtype)
-        works = case.measurements()
+        cases = [Case(*codec, pages, dtype, stream) for codec in CODECS[name]]
+        works = together(cases)
         speeds: dict[str, list[float]] = {work: [] for work in works}
         shares: dict[str, list[float]] = {work: [] for work in works}
         for number in range(rounds + 3):
             copy_bps = copied / _time_s(stream, copy)
             for work, (call, moved) in works.items():
-                speed = moved / _time_s(case.stream, call)
+                speed = moved / _time_s(stream, call)
                 if number >= 3:
                     speeds[work].append(speed)
                     shares[work].append(speed / copy_bps)
@@ -148,7 +167,7 @@ def measure(pages: int, rounds: int, dtype: str, names: list[str]) -> dict[str, 
             }
             for work in works
         }
-        del case
+        del cases, works, call
         cp.get_default_memory_pool().free_all_blocks()
     return {"copy_gb_per_s": round(median(copies) / 1e9, 1), "codecs": results}
 

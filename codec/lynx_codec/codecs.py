@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -39,138 +39,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["AffineCodec", "Bfloat16Codec", "Engine", "LynxCodec", "PageCodec", "checked_positions"]
+    from lynx_codec.engine import Engine
+
+__all__ = ["AffineCodec", "Bfloat16Codec", "LynxCodec", "PageCodec", "bytes_of", "checked_positions"]
 
 DEFAULT_ALPHA = 0.5
 """More drafts survive than at 0.25, 1 or 2, and the errors are within 4 % of the least (docs/codec.md)."""
-
-
-class Engine(Protocol):
-    """One implementation of the arithmetic. All implementations agree bit for bit.
-
-    `page` and `out` are [tokens, heads, head_size] of any strides and of the three dtypes; streams are uint8 [bytes] of
-    exactly the length of the page. `base` is the length of the header.
-    """
-
-    def warm_up(self, codec_id: int) -> None:
-        """Compile, or load from a cache, what the first call for this codec would have to wait for."""
-
-    def store_raw(self, page: NDArray[Any], shape: PageShape, first: int, stop: int, out: NDArray[np.uint8]) -> None:
-        """Write tokens [first, stop) as 16-bit floats, at least one."""
-
-    def load_raw(
-        self, data: NDArray[np.uint8], float16: bool, shape: PageShape, first: int, stop: int, out: NDArray[Any]
-    ) -> None:
-        """Read what `store_raw` wrote into tokens [first, stop) of `out`."""
-
-    def encode_lynx(
-        self,
-        page: NDArray[Any],
-        shape: PageShape,
-        anchor: NDArray[np.uint8],
-        residual: NDArray[np.uint8],
-        base: int,
-        tables: LynxTables,
-        places: NDArray[np.int32],
-    ) -> bool:
-        """Write metadata and nibbles of the coded tokens, at least one; true if the page escaped.
-
-        `anchor` has the wide size; `places` is what `row_places` gives.
-        """
-        ...
-
-    def decode_lynx(
-        self,
-        anchor: NDArray[np.uint8],
-        residual: NDArray[np.uint8] | None,
-        shape: PageShape,
-        base: int,
-        wide: bool,
-        coarse: NDArray[np.float32],
-        full: NDArray[np.float32],
-        places: NDArray[np.int32],
-        out: NDArray[Any],
-    ) -> None:
-        """Read the coded tokens: `coarse` [16] is for the anchor alone, `full` [256] for both streams."""
-
-    def encode_affine(self, page: NDArray[Any], shape: PageShape, out: NDArray[np.uint8], base: int, bits: int) -> bool:
-        """Write metadata and codes of 4 or 8 bits of the coded tokens, at least one; true if the page escaped."""
-        ...
-
-    def decode_affine(
-        self, data: NDArray[np.uint8], shape: PageShape, base: int, wide: bool, bits: int, out: NDArray[Any]
-    ) -> None:
-        """Read the coded tokens."""
-
-    def encode_codes(
-        self, page: NDArray[Any], shape: PageShape, chunk: int, out: NDArray[np.uint8], base: int
-    ) -> tuple[NDArray[np.uint8], bool]:
-        """Write metadata of the coded tokens, at least one; returns codes [token, channel], and if the page escaped."""
-        ...
-
-    def decode_codes(
-        self,
-        data: NDArray[np.uint8],
-        codes: NDArray[np.uint8],
-        shape: PageShape,
-        chunk: int,
-        base: int,
-        wide: bool,
-        tables: NDArray[np.float32],
-        places: NDArray[np.int32],
-        out: NDArray[Any],
-    ) -> None:
-        """Write values: `tables` [2, 256] has the position of each code, of ordinary tokens and of fine ones."""
-
-    def pack(
-        self,
-        codes: NDArray[np.uint8],
-        tokens: NDArray[np.int32],
-        shape: PageShape,
-        shift: int,
-        bits: int,
-        out: NDArray[np.uint8],
-    ) -> None:
-        """Write the `bits` bits above bit `shift` of the codes [token, channel] of `tokens` as rows of planes."""
-
-    def unpack(
-        self,
-        data: NDArray[np.uint8],
-        tokens: NDArray[np.int32],
-        shape: PageShape,
-        shift: int,
-        bits: int,
-        codes: NDArray[np.uint8],
-    ) -> None:
-        """Inverse of `pack`; sets bits in codes that have none of these."""
-
-    def encode_exact(
-        self,
-        bits: NDArray[np.uint16],
-        codes: NDArray[np.uint8],
-        base: NDArray[np.float32],
-        length: NDArray[np.float32],
-        starts: NDArray[np.int64],
-        out: NDArray[np.uint8],
-        *,
-        float16: bool,
-    ) -> int:
-        """`lynx_codec.exact.encode_exact`; all arrays are C-contiguous."""
-        ...
-
-    def decode_exact(
-        self,
-        data: NDArray[np.uint8],
-        codes: NDArray[np.uint8],
-        base: NDArray[np.float32],
-        length: NDArray[np.float32],
-        starts: NDArray[np.int64],
-        out: NDArray[np.uint16],
-        *,
-        float16: bool,
-    ) -> None:
-        """`lynx_codec.exact.decode_exact`; all arrays are C-contiguous."""
-
 
 _MOST_SEEN = 256
 
@@ -275,7 +149,7 @@ class PageCodec(Codec):
                 raise CodecError(f"buffer of {out.nbytes} bytes for stream {name}, up to {size} are needed")
             if out.readonly:
                 raise CodecError(f"buffer for stream {name} is read-only")
-            arrays.append(_bytes_of(out, name)[:size])
+            arrays.append(bytes_of(out, name)[:size])
         return arrays
 
     def header(self, shape: PageShape) -> bytes:
@@ -286,7 +160,7 @@ class PageCodec(Codec):
         """Checked header and byte arrays of the streams; the header decides which of two sizes they must have."""
         if not 1 <= len(streams) <= len(self.stream_names):
             raise CodecError(f"{len(streams)} streams given, {self.name} has {len(self.stream_names)}")
-        arrays = [_bytes_of(s, n) for s, n in zip(streams, self.stream_names, strict=False)]
+        arrays = [bytes_of(s, n) for s, n in zip(streams, self.stream_names, strict=False)]
         may_be_wide = self._has_escape and shape.coded_tokens > 0
         header = read_header(arrays[0], self.header(shape), may_be_wide=may_be_wide)
         sizes = self.stream_bytes(shape, wide=header.wide)
@@ -365,8 +239,8 @@ def checked_positions(fine: NDArray[np.integer[Any]] | None, shape: PageShape) -
     return positions.astype(np.int32)
 
 
-def _bytes_of(view: memoryview, name: str) -> NDArray[np.uint8]:
-    """A uint8 array over the bytes of `view`."""
+def bytes_of(view: memoryview, name: str) -> NDArray[np.uint8]:
+    """A uint8 array over the bytes of `view`; CodecError if it is not contiguous."""
     try:
         return np.frombuffer(view, dtype=np.uint8)
     except (ValueError, BufferError) as error:

@@ -57,7 +57,7 @@ Pair = tuple[NDArray[Any], NDArray[Any]]
 
 
 class CompiledEngine:
-    """The numba implementation. `Engine` in codecs.py states the contract."""
+    """The numba implementation. `Engine` in engine.py states the contract."""
 
     def __init__(self) -> None:
         if sys.byteorder != "little":

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from lynx_codec.codecs import Engine
+    from lynx_codec.engine import Engine
     from lynx_codec.layout import PageHeader
 
 __all__ = ["NestedCodec", "cell_middles", "cell_points"]

@@ -246,7 +246,7 @@ def unpack_plane(packed: U8, shape: PageShape, width: int) -> U8:
 
 
 class ReferenceEngine:
-    """The numpy implementation of the steps the codecs are made of. `Engine` in codecs.py states the contract."""
+    """The numpy implementation of the steps the codecs are made of. `Engine` in engine.py states the contract."""
 
     def warm_up(self, codec_id: int) -> None:
         """Nothing to compile."""

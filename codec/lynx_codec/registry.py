@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from lynx_codec.base import Codec, PageShape
-    from lynx_codec.codecs import Engine
+    from lynx_codec.engine import Engine
 
 __all__ = ["CodecBuilder", "bits_per_value", "codec_names", "get_codec"]
 

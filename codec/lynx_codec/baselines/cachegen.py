@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from lynx_codec.base import PageShape
-    from lynx_codec.codecs import Engine
+    from lynx_codec.engine import Engine
 
     F32 = NDArray[np.float32]
     U8 = NDArray[np.uint8]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lynx_codec.base import PageShape
-from lynx_codec.codecs import PageCodec, _bytes_of
+from lynx_codec.codecs import PageCodec, bytes_of
 from lynx_codec.errors import CodecError
 from lynx_codec.layout import BF16_ID, HEADER_BYTES, PageHeader, read_header, row_bytes, write_header
 from lynx_codec.limits import FLAT_SCALE, MAX_MAGNITUDE
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from lynx_codec.codecs import Engine
+    from lynx_codec.engine import Engine
 
     F32 = NDArray[np.float32]
     U8 = NDArray[np.uint8]
@@ -108,7 +108,7 @@ class BaselineCodec(PageCodec):
     def parse(self, streams: Sequence[memoryview], shape: PageShape) -> tuple[PageHeader, list[U8]]:
         if not self.variable_streams or len(streams) != 1:
             return super().parse(streams, shape)
-        array = _bytes_of(streams[0], self.stream_names[0])
+        array = bytes_of(streams[0], self.stream_names[0])
         header = read_header(array, self.header(shape), may_be_wide=False)
         (most,) = self.stream_bytes(shape)
         if not self._body_at(shape) <= array.nbytes <= most:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from lynx_codec.base import PageShape
-    from lynx_codec.codecs import Engine
+    from lynx_codec.engine import Engine
 
 __all__ = ["HALF_LEVELS", "TurboQuantCodec", "rotate", "rotate_back"]
 
