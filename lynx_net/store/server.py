@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from lynx_net.aio.requests import IncomingRequest
     from lynx_net.aio.timeline import Observer
     from lynx_net.aio.transfer import Offer
-    from lynx_net.store.store import ContextStore, HeldEntry
+    from lynx_net.store.held import HeldEntry
+    from lynx_net.store.store import ContextStore
     from lynx_net.transport import SocketOptions, TlsConfig
 
 __all__ = ["StoreOptions", "serve_store"]

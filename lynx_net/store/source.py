@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from lynx_codec import Codec
     from lynx_codec.plan import CodecTable
-    from lynx_net.store.store import HeldEntry
+    from lynx_net.store.held import HeldEntry
     from lynx_net.wire.layout import CacheLayout
 
 __all__ = ["EntryPages"]

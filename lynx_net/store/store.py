@@ -27,6 +27,7 @@ from lynx_net.errors import AlreadyStoredError, CodecError, EntryDamagedError, S
 from lynx_net.serdes.packed import PackedPages, page_order
 from lynx_net.store.entry import EntryWriter, load_entry, load_head
 from lynx_net.store.format import EntryHead
+from lynx_net.store.held import HeldEntry, IndexedEntry
 from lynx_net.store.index import PrefixIndex
 from lynx_net.store.tokens import TokenPath
 
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from lynx_net.store.entry import WrittenPages
     from lynx_net.store.storage import NewFile, Storage
 
-__all__ = ["ContextStore", "EntryInfo", "HeldEntry"]
+__all__ = ["ContextStore", "EntryInfo"]
 
 logger = logging.getLogger("lynx_net")
 
@@ -70,20 +71,6 @@ class EntryInfo:
     readers: int
 
 
-class _Entry:
-    """An entry of the index. All of it under the store's lock."""
-
-    def __init__(self, head: EntryHead, size_bytes: int, used_s: float, writer: EntryWriter | None = None) -> None:
-        self.key = head.key
-        self.head = head
-        self.size_bytes = size_bytes
-        self.used_s = used_s
-        self.touched_s = used_s
-        self.writer = writer
-        self.readers = 0
-        self.gone = False
-
-
 class ContextStore:
     """Encoded caches by their tokens. For any threads; methods block on the disk where they say so.
 
@@ -107,7 +94,7 @@ class ContextStore:
         self.max_age_s = max_age_s
         self._clock = clock
         self._lock = threading.RLock()
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, IndexedEntry] = {}
         self._index: PrefixIndex[str] = PrefixIndex()
         self._trash: list[tuple[str, EntryDamagedError | None]] = []
         self._sweeping = threading.Lock()
@@ -142,7 +129,7 @@ class ContextStore:
             except CodecError as error:
                 logger.warning("store: %s cannot be used here: %s", file.key, error)
             else:
-                self._add(_Entry(head, file.size_bytes, head.created_s if file.used_s is None else file.used_s))
+                self._add(IndexedEntry(head, file.size_bytes, head.created_s if file.used_s is None else file.used_s))
             finally:
                 opened.close()
         if not readonly:
@@ -210,7 +197,7 @@ class ContextStore:
             entry = self._entries.get(key)
             return None if entry is None else self._held(entry, entry.head.path.count)
 
-    def _held(self, entry: _Entry, tokens: int) -> HeldEntry:
+    def _held(self, entry: IndexedEntry, tokens: int) -> HeldEntry:
         entry.readers += 1
         entry.used_s = self._clock()
         return HeldEntry(self, entry, tokens)
@@ -242,7 +229,7 @@ class ContextStore:
                     f"no room for {room_bytes} bytes: the store may hold {self.max_bytes} bytes, and "
                     f"{self.total_bytes} are being written or read"
                 )
-            self._add(_Entry(head, room_bytes, self._clock(), writer))
+            self._add(IndexedEntry(head, room_bytes, self._clock(), writer))
             return writer
 
     def _create(self) -> NewFile:
@@ -394,7 +381,7 @@ class ContextStore:
         Nothing is changed: `damage` puts an entry aside.
         """
         try:
-            with closing(self._opened(key)) as pages:
+            with closing(self.opened(key)) as pages:
                 for stream, page in np.ndindex(pages.index.shape):
                     pages.read(page, stream)
         except FileNotFoundError:
@@ -403,7 +390,13 @@ class ContextStore:
             return str(error)
         return None
 
-    def _opened(self, key: str) -> WrittenPages:
+    def opened(self, key: str) -> WrittenPages:
+        """For `HeldEntry`: the pages of a stored entry, whose index is sound. Blocks.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            StoreError: it is damaged, or the disk fails.
+        """
         file = self.storage.read(key)
         try:
             head, pages = load_entry(file)
@@ -413,6 +406,17 @@ class ContextStore:
             file.close()
             raise
         return pages
+
+    def touch(self, entry: IndexedEntry) -> None:
+        """For `HeldEntry`: an entry is being used, and its file says so, too. Blocks."""
+        if entry.used_s - entry.touched_s > TOUCH_EVERY_S:
+            entry.touched_s = entry.used_s
+            self.storage.touch(entry.key)
+
+    def let_go(self, entry: IndexedEntry) -> None:
+        """For `HeldEntry`: one reader less."""
+        with self._lock:
+            entry.readers -= 1
 
     def damage(self, key: str, error: EntryDamagedError) -> None:
         """An entry is damaged: put its file aside and forget it. Blocks."""
@@ -436,96 +440,12 @@ class ContextStore:
             where = f"nowhere ({failure})"
         logger.error("store: entry %s is damaged and was put aside, to %s: %s", key, where, error)
 
-    def _add(self, entry: _Entry) -> None:
+    def _add(self, entry: IndexedEntry) -> None:
         with self._lock:
             self._entries[entry.key] = entry
             self._index.add(entry.key, entry.head.path)
 
-    def _forget(self, entry: _Entry) -> None:
+    def _forget(self, entry: IndexedEntry) -> None:
         entry.gone = True
         del self._entries[entry.key]
         self._index.remove(entry.key)
-
-
-class HeldEntry:
-    """An entry that is not evicted while this is held. Made by `ContextStore.hold`; `release` it.
-
-    Attributes:
-        tokens: how many of its first tokens are those that were asked for.
-        writer: its writer, if it was being written when it was held.
-    """
-
-    def __init__(self, store: ContextStore, entry: _Entry, tokens: int) -> None:
-        self.tokens = tokens
-        self.writer = entry.writer
-        self._store = store
-        self._entry = entry
-        self._pages: WrittenPages | None = None
-        if self.writer is not None:
-            self.writer.hold()
-        self._released = False
-
-    @property
-    def key(self) -> str:
-        """Content address."""
-        return self._entry.key
-
-    @property
-    def head(self) -> EntryHead:
-        """What it is."""
-        return self._entry.head
-
-    @property
-    def pages(self) -> WrittenPages | None:
-        """What can be read; None before `open`, or before the first page of an entry that is being written."""
-        return self._pages if self.writer is None else self.writer.pages
-
-    def open(self) -> None:
-        """Open a stored entry and check its index. Blocks.
-
-        Raises:
-            EntryDamagedError: it is not what was written; it has been put aside.
-            StoreError: the disk fails.
-        """
-        if self.writer is not None or self._pages is not None:
-            return
-        entry, store = self._entry, self._store
-        try:
-            self._pages = store._opened(entry.key)
-            if entry.used_s - entry.touched_s > TOUCH_EVERY_S:
-                entry.touched_s = entry.used_s
-                store.storage.touch(entry.key)
-        except FileNotFoundError:
-            error = EntryDamagedError(f"the file of {entry.key} is gone")
-            store.damage(entry.key, error)
-            raise error from None
-        except EntryDamagedError as error:
-            store.damage(entry.key, error)
-            raise
-
-    def read(self, page: int, stream: int) -> bytes:
-        """A page stream that `pages` has. Blocks.
-
-        Raises:
-            EntryDamagedError: it is not what was written; the entry has been put aside.
-            StoreError: the disk fails.
-        """
-        pages = self.pages
-        assert pages is not None
-        try:
-            return pages.read(page, stream)
-        except EntryDamagedError as error:
-            self._store.damage(self.key, error)
-            raise
-
-    def release(self) -> None:
-        """Hold it no longer; only the first call counts."""
-        if self._released:
-            return
-        self._released = True
-        if self.writer is not None:
-            self.writer.close()
-        elif self._pages is not None:
-            self._pages.close()
-        with self._store._lock:
-            self._entry.readers -= 1

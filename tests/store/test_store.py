@@ -19,7 +19,7 @@ from lynx_net.store import ContextStore, LocalStorage, TokenPath
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from lynx_net.store.store import HeldEntry
+    from lynx_net.store.held import HeldEntry
 
 pytestmark = pytest.mark.usefixtures("no_file_left_open")
 
