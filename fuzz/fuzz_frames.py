@@ -29,7 +29,7 @@ from lynx_net.errors import LocalProtocolError, LynxError, RemoteProtocolError
 from lynx_net.wire.bursts import SendBytes
 from lynx_net.wire.config import LinkConfig
 from lynx_net.wire.connection import LinkCore
-from lynx_net.wire.events import Event, OfferReceived, RequestReceived, TransferFailed
+from lynx_net.wire.events import Event, OfferReceived, PageArrived, PagesArrived, RequestReceived, TransferFailed
 from lynx_net.wire.frames import (
     HEADER_BYTES,
     LAST,
@@ -49,7 +49,6 @@ from lynx_net.wire.incoming import SegmentAwaitsOffer
 from lynx_net.wire.layout import CacheLayout
 from lynx_net.wire.lending import Lender, LentRun
 from lynx_net.wire.messages import decode_message
-from lynx_net.wire.receiving import PageArrived, PagesArrived
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

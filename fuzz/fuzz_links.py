@@ -37,12 +37,11 @@ from lynx_net.errors import ConnectionLostError, HandshakeError, LocalProtocolEr
 from lynx_net.transport import Lane
 from lynx_net.wire.bursts import SendBytes, seal
 from lynx_net.wire.connection import LinkCore
-from lynx_net.wire.events import Event, OfferReceived, RequestReceived, TransferDelivered
+from lynx_net.wire.events import Event, OfferReceived, PageArrived, RequestReceived, TransferDelivered
 from lynx_net.wire.frames import ControlFrame, FrameReader, SegmentFrame, SegmentHeader, SegmentStart, pack_control
 from lynx_net.wire.incoming import SegmentAwaitsOffer
 from lynx_net.wire.layout import CacheLayout
 from lynx_net.wire.messages import Hello, decode_message, encode_message
-from lynx_net.wire.receiving import PageArrived
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

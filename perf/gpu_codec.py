@@ -143,11 +143,8 @@ def measure(pages: int, rounds: int, dtype: str, names: list[str]) -> dict[str, 
     def copy() -> None:
         cp.cuda.runtime.memcpyAsync(target.data.ptr, source.data.ptr, source.nbytes, 3, stream.ptr)
 
-    results: dict[str, Any] = {}
-    copies: list[float] = []
-    for name in names:
-        cases = [Case(*codec, pages, dtype, stream) for codec in CODECS[name]]
-        works = together(cases)
+    def measure_codec(name: str) -> dict[str, Any]:
+        works = together([Case(*codec, pages, dtype, stream) for codec in CODECS[name]])
         speeds: dict[str, list[float]] = {work: [] for work in works}
         shares: dict[str, list[float]] = {work: [] for work in works}
         for number in range(rounds + 3):
@@ -159,7 +156,7 @@ def measure(pages: int, rounds: int, dtype: str, names: list[str]) -> dict[str, 
                     shares[work].append(speed / copy_bps)
             if number >= 3:
                 copies.append(copy_bps)
-        results[name] = {
+        return {
             work: {
                 "gb_per_s": round(median(speeds[work]) / 1e9, 1),
                 "share_of_copy": round(median(shares[work]), 4),
@@ -167,7 +164,11 @@ def measure(pages: int, rounds: int, dtype: str, names: list[str]) -> dict[str, 
             }
             for work in works
         }
-        del cases, works, call
+
+    copies: list[float] = []
+    results: dict[str, Any] = {}
+    for name in names:
+        results[name] = measure_codec(name)
         cp.get_default_memory_pool().free_all_blocks()
     return {"copy_gb_per_s": round(median(copies) / 1e9, 1), "codecs": results}
 

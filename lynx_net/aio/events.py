@@ -14,16 +14,20 @@ from lynx_net.aio.timeline import has_exact
 from lynx_net.aio.transfer import Offer
 from lynx_net.errors import ConnectionLostError, LynxError, RequestRefusedError, TransferAbortedError
 from lynx_net.wire.events import (
+    LayerReady,
     OfferReceived,
+    PageArrived,
+    PagesArrived,
     PeerClosed,
     RequestReceived,
     RequestRefused,
+    StreamReady,
     TransferAccepted,
+    TransferComplete,
     TransferDelivered,
     TransferFailed,
 )
 from lynx_net.wire.messages import AbortCode
-from lynx_net.wire.receiving import LayerReady, PageArrived, PagesArrived, StreamReady, TransferComplete
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

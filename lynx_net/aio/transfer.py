@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from lynx_net.aio.timeline import Direction
     from lynx_net.errors import LynxError
     from lynx_net.wire.layout import CacheLayout
+    from lynx_net.wire.pagesizes import PageSizes
     from lynx_net.wire.pool import BufferPool
-    from lynx_net.wire.receiving import PageSizes
     from lynx_net.wire.sendqueue import Submitted
 
 __all__ = ["IncomingTransfer", "Offer", "OutgoingTransfer"]

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from lynx_net.serdes.decoder import ArrayDecoder, Started
     from lynx_net.serdes.device import Devices
     from lynx_net.serdes.target import KVTarget
-    from lynx_net.wire.receiving import PageSizes
+    from lynx_net.wire.pagesizes import PageSizes
 
 __all__ = ["ReceivedTransfer"]
 

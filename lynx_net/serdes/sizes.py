@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lynx_net.wire.receiving import largest_of
+from lynx_net.wire.pagesizes import largest_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from lynx_codec.plan import CodecTable
     from lynx_net.serdes.pages import LayerPages
     from lynx_net.wire.layout import CacheLayout
-    from lynx_net.wire.receiving import PageSizes
+    from lynx_net.wire.pagesizes import PageSizes
 
 __all__ = ["TransferSizes"]
 

@@ -24,7 +24,6 @@ class IndexedEntry:
         self.touched_s = used_s
         self.writer = writer
         self.readers = 0
-        self.gone = False
 
 
 class Holder(Protocol):

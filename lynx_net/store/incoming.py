@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from lynx_net.aio.link import Link
     from lynx_net.store.store import ContextStore
-    from lynx_net.wire.receiving import PageSizes
+    from lynx_net.wire.pagesizes import PageSizes
 
 __all__ = ["StoredTransfer"]
 

@@ -446,6 +446,5 @@ class ContextStore:
             self._index.add(entry.key, entry.head.path)
 
     def _forget(self, entry: IndexedEntry) -> None:
-        entry.gone = True
         del self._entries[entry.key]
         self._index.remove(entry.key)

@@ -1,11 +1,9 @@
-"""What a link core tells its driver, beside the events of a single incoming transfer (receiving.py)."""
+"""What a link core tells its driver."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-from lynx_net.wire.receiving import LayerReady, PageArrived, PagesArrived, StreamReady, TransferComplete
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from lynx_net.errors import LynxError
@@ -14,14 +12,59 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Event",
+    "LayerReady",
     "OfferReceived",
+    "PageArrived",
+    "PagesArrived",
     "PeerClosed",
     "RequestReceived",
     "RequestRefused",
+    "StreamReady",
     "TransferAccepted",
+    "TransferComplete",
     "TransferDelivered",
     "TransferFailed",
 ]
+
+
+class PageArrived(NamedTuple):
+    """Streams 0 to `stream` of a page are here and verified; answer with `decoded` when they are in place."""
+
+    transfer: int
+    page: int
+    stream: int
+
+
+class PagesArrived(NamedTuple):
+    """The same of several pages."""
+
+    transfer: int
+    pages: list[int]
+    stream: int
+
+
+@dataclass(frozen=True, slots=True)
+class LayerReady:
+    """All pages of the layer are decoded with streams 0 to `stream`."""
+
+    transfer: int
+    layer: int
+    stream: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamReady:
+    """All layers are decoded with streams 0 to `stream`."""
+
+    transfer: int
+    stream: int
+
+
+@dataclass(frozen=True, slots=True)
+class TransferComplete:
+    """Everything is decoded in place."""
+
+    transfer: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from lynx_net.wire.events import Event, OfferReceived, TransferFailed
 from lynx_net.wire.frames import MIN_SEGMENT_BYTES, SegmentHeader
 from lynx_net.wire.layout import CacheLayout
 from lynx_net.wire.messages import MAX_STREAMS, AbortCode, Accept, Complete, Credit, OfferMessage, abort_message
-from lynx_net.wire.receiving import PageSizes, ReceiveState
+from lynx_net.wire.receiving import ReceiveState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from lynx_net.wire.grants import CreditBook, Grant
     from lynx_net.wire.lending import Lender, LentRun
     from lynx_net.wire.liveness import Liveness
+    from lynx_net.wire.pagesizes import PageSizes
     from lynx_net.wire.pool import BufferPool
     from lynx_net.wire.scheduler import Scheduler
     from lynx_net.wire.stats import TransferStats

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
+
+from lynx_net.wire.pagesizes import smallest_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Loans", "PageSizes"]
+    from lynx_net.wire.pagesizes import PageSizes
+
+__all__ = ["Loans"]
 
 LOOK_AHEAD_PAGES = 1024
 """Pages looked at in a call: there may be many for which nothing is lent."""
@@ -16,14 +20,6 @@ LOOK_AHEAD_PAGES = 1024
 UNLENT_PAGES = 32
 """Pages of sizes of which no more may be lent are looked past, up to so many: some behind them have sizes of their own,
 as the last ones of arrays."""
-
-PageSizes: TypeAlias = frozenset[int] | range
-"""Byte sizes that a stream of a page may have: the few that there are, or a range of all up to a bound."""
-
-
-def _smallest_of(sizes: PageSizes) -> int:
-    """Of which a buffer may be lent; -1 of a range."""
-    return -1 if isinstance(sizes, range) else min(sizes)
 
 
 def _most(size: int, most_bytes: int, most_pages: int, pages: int) -> int:
@@ -97,7 +93,7 @@ class Loans:
             page = self._page_at(place)
             own = self._sizes_of(page)
             if own is not known:
-                known, size = own, _smallest_of(own)
+                known, size = own, smallest_of(own)
                 most, is_lent = _most(size, most_bytes, most_pages, self._page_count), size in sizes or not size
             if is_lent and not has_begun(page):
                 if lent[size] <= expected[size]:  # none for this page
@@ -127,6 +123,6 @@ class Loans:
     def begins(self, page: int, sizes: PageSizes) -> None:
         """A page that may have these sizes has come, or some of it: it is expected no more."""
         if self._place_of(page) < self._looked_up_to:
-            size = _smallest_of(sizes)
+            size = smallest_of(sizes)
             if size in self._expected:
                 self._expected[size] -= 1

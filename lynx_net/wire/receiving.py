@@ -20,16 +20,18 @@ Rules:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from lynx_net.errors import FlowControlError, IntegrityError, LocalProtocolError, RemoteProtocolError
 from lynx_net.wire.credit import ReceiveWindow
+from lynx_net.wire.events import PageArrived, PagesArrived
 from lynx_net.wire.frames import SegmentHeader
 from lynx_net.wire.layout import WaitingOrder
-from lynx_net.wire.loans import Loans, PageSizes
+from lynx_net.wire.loans import Loans
+from lynx_net.wire.pagesizes import page_bounds, sizes_in
 from lynx_net.wire.pool import BufferPool
+from lynx_net.wire.progress import Progress
 from lynx_net.wire.sendqueue import classes_of
 from lynx_net.wire.stats import TransferStats
 
@@ -39,70 +41,10 @@ if TYPE_CHECKING:
     from lynx_net.wire.events import Event
     from lynx_net.wire.layout import CacheLayout
     from lynx_net.wire.lending import LentRun
+    from lynx_net.wire.pagesizes import PageSizes
+    from lynx_net.wire.progress import Ready
 
-__all__ = [
-    "LayerReady",
-    "PageArrived",
-    "PageSizes",
-    "PagesArrived",
-    "ReceiveState",
-    "StreamReady",
-    "TransferComplete",
-    "largest_of",
-]
-
-
-FEW_PAGES = 64
-"""Transfers of so many pages have the bytes of each stream added up when they are offered."""
-
-
-def largest_of(sizes: PageSizes) -> int:
-    """The largest of these sizes."""
-    return sizes[-1] if isinstance(sizes, range) else max(sizes)
-
-
-def _sizes_in(sizes: Callable[[int], Sequence[PageSizes]], stream: int, page: int) -> PageSizes:
-    return sizes(page)[stream]
-
-
-class PageArrived(NamedTuple):
-    """Streams 0 to `stream` of a page are here and verified; answer with `decoded` when they are in place."""
-
-    transfer: int
-    page: int
-    stream: int
-
-
-class PagesArrived(NamedTuple):
-    """The same of several pages."""
-
-    transfer: int
-    pages: list[int]
-    stream: int
-
-
-@dataclass(frozen=True, slots=True)
-class LayerReady:
-    """All pages of the layer are decoded with streams 0 to `stream`."""
-
-    transfer: int
-    layer: int
-    stream: int
-
-
-@dataclass(frozen=True, slots=True)
-class StreamReady:
-    """All layers are decoded with streams 0 to `stream`."""
-
-    transfer: int
-    stream: int
-
-
-@dataclass(frozen=True, slots=True)
-class TransferComplete:
-    """Everything is decoded in place."""
-
-    transfer: int
+__all__ = ["ReceiveState"]
 
 
 class _PageStream:
@@ -179,8 +121,7 @@ class ReceiveState:
         self._early_largest = 0
         self._sizes = sizes
         self._page_count = layout.page_count
-        self._pages_per_layer = self._page_count // max(layout.layers, 1)
-        self._largest_bytes, most_bytes = self._page_bounds()
+        self._largest_bytes, most_bytes = page_bounds(layout, streams, sizes)
         self._full_windows = windows
         self.windows = [ReceiveWindow(size, most=most) for size, most in zip(windows, most_bytes, strict=True)]
         self.windows[0].limit = initial_credit
@@ -200,25 +141,17 @@ class ReceiveState:
                 self._page_count,
                 order.page if stream else int,
                 order.place if stream else int,
-                partial(_sizes_in, sizes, stream),
+                partial(sizes_in, sizes, stream),
             )
             for stream in range(streams)
         ]
-        self._layer_missing = [[self._pages_per_layer] * layout.layers for _ in range(streams)]
-        self._layers_missing = [layout.layers] * streams
+        self._progress = Progress(transfer, streams, layout)
         if self._early_window is not None:
             self._set_windows(self._early_window)
 
-    def start(self) -> list[LayerReady | StreamReady | TransferComplete]:
+    def start(self) -> list[Ready]:
         """What is ready before any byte has come (rule 5)."""
-        if self._page_count:
-            return []
-        events: list[LayerReady | StreamReady | TransferComplete] = []
-        for stream in range(self.streams):
-            events += [LayerReady(self.transfer, layer, stream) for layer in range(self.layout.layers)]
-            self._layers_missing[stream] = 0
-            events.append(StreamReady(self.transfer, stream))
-        return [*events, TransferComplete(self.transfer)]
+        return self._progress.without_pages()
 
     def owes(self, stream: int) -> bool:
         """True until every page of the stream has arrived."""
@@ -236,22 +169,6 @@ class ReceiveState:
         """The most bytes that a segment of this stream can have."""
         return min(self.segment_bytes, self._largest_page(stream))
 
-    def _page_bounds(self) -> tuple[list[int], Sequence[int | None]]:
-        """Of each stream the most bytes that a page can have, and all pages together.
-
-        The latter is known of small transfers only: a Credit less is worth counting there.
-        """
-        if self._page_count <= FEW_PAGES:
-            pages = [self._sizes(page) for page in range(self._page_count)]
-            most = [[largest_of(sizes[stream]) for sizes in pages] for stream in range(self.streams)]
-            return [max(of_pages, default=0) for of_pages in most], [sum(of_pages) for of_pages in most]
-        # All layers are cut alike, but may differ in codecs.
-        unlike = [page.index for page in self.layout.unlike_pages()]
-        starts = range(0, self._page_count, self._pages_per_layer)
-        pages = [self._sizes(start + index) for start in starts for index in unlike]
-        largest = [max(largest_of(sizes[stream]) for sizes in pages) for stream in range(self.streams)]
-        return largest, [None] * self.streams
-
     def _set_windows(self, room_bytes: int) -> None:
         """Whole windows up to the first stream that is owed; those behind it share so much (rule 7)."""
         behind = False
@@ -267,7 +184,7 @@ class ReceiveState:
     @property
     def complete(self) -> bool:
         """True when everything is decoded."""
-        return self._layers_missing[-1] == 0
+        return self._progress.complete
 
     def place(self, header: SegmentHeader) -> memoryview | None:
         """Where the payload of this segment goes; None if it came before (rules 1 to 3).
@@ -476,13 +393,13 @@ class ReceiveState:
             raise LocalProtocolError(f"stream {stream} of page {page_index} has not been handed out")
         return page
 
-    def decoded(self, page: int, stream: int) -> list[LayerReady | StreamReady | TransferComplete]:
+    def decoded(self, page: int, stream: int) -> list[Ready]:
         """The page is in place with streams 0 to `stream`; decoding may skip to the last stream handed out."""
         return self.all_decoded((page,), stream)
 
-    def all_decoded(self, pages: Sequence[int], stream: int) -> list[LayerReady | StreamReady | TransferComplete]:
+    def all_decoded(self, pages: Sequence[int], stream: int) -> list[Ready]:
         """The same of several pages, in order."""
-        events: list[LayerReady | StreamReady | TransferComplete] = []
+        events: list[Ready] = []
         for index in pages:
             page = self._handed_out(index, stream)
             while page.decoded <= stream:
@@ -490,23 +407,10 @@ class ReceiveState:
                 page.decoded += 1
                 if (page_stream := page.streams[done]) is not None:
                     self.windows[done].consume(page_stream.data.nbytes)
-                missing = self._layer_missing[done]
-                layer = index // self._pages_per_layer
-                missing[layer] -= 1
-                if not missing[layer]:
-                    events += self._layer_decoded(layer, done)
+                self._progress.page_decoded(index, done, events)
             if page.decoded == self.streams:
                 self._give_back(page)
                 self._pages[index] = self._done
-        return events
-
-    def _layer_decoded(self, layer: int, stream: int) -> list[LayerReady | StreamReady | TransferComplete]:
-        events: list[LayerReady | StreamReady | TransferComplete] = [LayerReady(self.transfer, layer, stream)]
-        self._layers_missing[stream] -= 1
-        if not self._layers_missing[stream]:
-            events.append(StreamReady(self.transfer, stream))
-            if stream == self.streams - 1:
-                events.append(TransferComplete(self.transfer))
         return events
 
     def release(self) -> None:

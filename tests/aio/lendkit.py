@@ -15,12 +15,11 @@ from lynx_net.aio.threads import ThreadPump
 from lynx_net.transport.tcp import SocketLane
 from lynx_net.wire.config import LinkConfig
 from lynx_net.wire.connection import LinkCore
-from lynx_net.wire.events import OfferReceived, TransferFailed
+from lynx_net.wire.events import OfferReceived, PageArrived, PagesArrived, TransferFailed
 from lynx_net.wire.frames import SegmentHeader, checksum, pack_control, pack_segment_header
 from lynx_net.wire.grants import CreditBook, Grant
 from lynx_net.wire.layout import CacheLayout
 from lynx_net.wire.messages import OfferMessage, encode_message
-from lynx_net.wire.receiving import PageArrived, PagesArrived
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -14,10 +14,14 @@ from lynx_net.wire.config import LinkConfig
 from lynx_net.wire.connection import LinkCore
 from lynx_net.wire.events import (
     Event,
+    LayerReady,
     OfferReceived,
+    PageArrived,
     PeerClosed,
     RequestReceived,
     RequestRefused,
+    StreamReady,
+    TransferComplete,
     TransferDelivered,
     TransferFailed,
 )
@@ -25,7 +29,6 @@ from lynx_net.wire.frames import ControlFrame, FrameReader, SegmentFrame, Segmen
 from lynx_net.wire.grants import CreditBook, Grant
 from lynx_net.wire.incoming import SegmentAwaitsOffer
 from lynx_net.wire.messages import decode_message
-from lynx_net.wire.receiving import LayerReady, PageArrived, StreamReady, TransferComplete
 
 CONFIG = LinkConfig(
     deadline_s=6,

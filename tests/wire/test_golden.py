@@ -19,6 +19,7 @@ from pairkit import CONFIG, Pair, Side
 from wirekit import page_bytes
 
 from lynx_net.wire.bursts import SendBytes, seal
+from lynx_net.wire.events import TransferComplete
 from lynx_net.wire.frames import (
     HEADER_BYTES,
     ControlFrame,
@@ -52,7 +53,6 @@ from lynx_net.wire.messages import (
     encode_message,
 )
 from lynx_net.wire.proof import CONNECTING, SERVING, prove, proves
-from lynx_net.wire.receiving import TransferComplete
 
 GOLDEN = Path(__file__).parent / "golden"
 LAYOUT = CacheLayout(layers=1, tokens=2, heads=2, key_size=3, value_size=0, page_tokens=2, raw_head=1, raw_tail=0)

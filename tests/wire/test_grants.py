@@ -15,12 +15,14 @@ from wirekit import LAYOUT, STREAMS, page_bytes, page_sizes, sent_size
 from lynx_net.wire.bursts import SendBytes, seal
 from lynx_net.wire.frames import HEADER_BYTES, FrameReader, SegmentHeader, SegmentStart, checksum
 from lynx_net.wire.grants import CreditBook, Grant
-from lynx_net.wire.receiving import PageArrived, ReceiveState
+from lynx_net.wire.receiving import ReceiveState
 from lynx_net.wire.scheduler import Scheduler
 from lynx_net.wire.sendqueue import SendQueue
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from lynx_net.wire.events import PageArrived
 
 SEGMENT = 4096
 WINDOW = 2 * SEGMENT

@@ -16,6 +16,7 @@ from lynx_net.errors import (
 )
 from lynx_net.wire.events import (
     OfferReceived,
+    TransferComplete,
     TransferFailed,
 )
 from lynx_net.wire.frames import SegmentHeader, checksum
@@ -28,7 +29,6 @@ from lynx_net.wire.messages import (
     Credit,
     Message,
 )
-from lynx_net.wire.receiving import TransferComplete
 
 
 def test_offer_is_pending_until_taken() -> None:

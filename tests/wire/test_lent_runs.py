@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from lynx_net.errors import IntegrityError, RemoteProtocolError
 from lynx_net.wire import lending
+from lynx_net.wire.events import PageArrived, PagesArrived
 from lynx_net.wire.frames import SegmentHeader
 from lynx_net.wire.layout import CacheLayout
-from lynx_net.wire.receiving import PageArrived, PagesArrived, ReceiveState
+from lynx_net.wire.receiving import ReceiveState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -10,10 +10,16 @@ from pairkit import Pair, Side
 from wirekit import LAYOUT, STREAMS
 
 from lynx_net.errors import RemoteProtocolError
-from lynx_net.wire.events import OfferReceived, TransferDelivered, TransferFailed
+from lynx_net.wire.events import (
+    LayerReady,
+    OfferReceived,
+    StreamReady,
+    TransferComplete,
+    TransferDelivered,
+    TransferFailed,
+)
 from lynx_net.wire.layout import CacheLayout
 from lynx_net.wire.messages import AbortCode, Received
-from lynx_net.wire.receiving import LayerReady, StreamReady, TransferComplete
 
 EMPTY = CacheLayout(layers=2, tokens=0, heads=1, key_size=4, value_size=4)
 

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from wirekit import LAYOUT, NEED_BYTES, SIZES, STREAMS, page_bytes, page_sizes, segments_of, sent_size
 
 from lynx_net.errors import FlowControlError, IntegrityError, LocalProtocolError, RemoteProtocolError
+from lynx_net.wire.events import LayerReady, PageArrived, StreamReady, TransferComplete
 from lynx_net.wire.frames import SegmentHeader, checksum
 from lynx_net.wire.layout import CacheLayout
 from lynx_net.wire.pool import BufferPool
-from lynx_net.wire.receiving import LayerReady, PageArrived, ReceiveState, StreamReady, TransferComplete
+from lynx_net.wire.receiving import ReceiveState
 
 ALL = [part for page in range(LAYOUT.page_count) for stream in range(STREAMS) for part in segments_of(1, page, stream)]
 

@@ -12,10 +12,12 @@ from wirekit import LAYOUT, NEED_BYTES, page_sizes
 
 from lynx_net.errors import RemoteProtocolError
 from lynx_net.wire.bursts import SendBytes
+from lynx_net.wire.events import LayerReady, StreamReady, TransferComplete
 from lynx_net.wire.frames import SegmentHeader, checksum
 from lynx_net.wire.grants import CreditBook, Grant
 from lynx_net.wire.messages import MAX_STREAMS
-from lynx_net.wire.receiving import LayerReady, PageSizes, ReceiveState, StreamReady, TransferComplete, largest_of
+from lynx_net.wire.pagesizes import PageSizes, largest_of
+from lynx_net.wire.receiving import ReceiveState
 from lynx_net.wire.scheduler import Scheduler
 from lynx_net.wire.sendqueue import EXACT_CLASS, SendQueue, classes_of
 
