@@ -10,7 +10,7 @@ from lynx_net.errors import FlowControlError, LocalProtocolError
 __all__ = ["ReceiveWindow", "SendWindow", "patience_bytes"]
 
 
-LEAST_GRANT_BYTES = 8 * 1024 * 1024
+LEAST_GRANT_BYTES = 16 * 1024 * 1024
 """Large windows are granted in eighths, but not in less than this; small ones in halves."""
 
 
