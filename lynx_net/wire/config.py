@@ -50,7 +50,7 @@ class LinkConfig:
     resume_s: float = 0.5
     progress_timeout_s: float = 30.0
     segment_bytes: int = 1024 * 1024
-    initial_credit_bytes: int = 1024 * 1024
+    initial_credit_bytes: int = 4 * 1024 * 1024
     anchor_window_bytes: int = 64 * 1024 * 1024
     residual_window_bytes: int = 4 * 1024 * 1024
     early_residual_bytes: int = 512 * 1024

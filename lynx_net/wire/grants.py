@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EARLY_BYTES", "CreditBook", "Grant"]
 
-EARLY_BYTES = 256 * 1024 * 1024
+EARLY_BYTES = 512 * 1024 * 1024
 
 
 class Grant(NamedTuple):
