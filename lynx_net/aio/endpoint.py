@@ -89,7 +89,7 @@ class Endpoint(Generic[LinkT]):
         self.incarnation = secrets.token_bytes(8)
         # One lock for all links, since they share the credit book and threads of any link may change it.
         self._lock = threading.RLock()
-        self._book = CreditBook(config.memory_bytes)
+        self._book = CreditBook(config.memory_bytes, kept_bytes=config.kept_bytes)
         self.links: dict[bytes, LinkT] = {}
         self._watchers: set[asyncio.Task[None]] = set()
 

@@ -36,6 +36,9 @@ class LinkConfig:
             owed: an anchor that another peer begins meanwhile finds this much ahead of itself. It is raised to two
             segments, and covers rate times round trip where a sender is to use a line that its anchors leave idle.
         memory_bytes: encoded bytes held at once for all incoming transfers of a process.
+        kept_bytes: memory that an endpoint keeps when its transfers have ended, for what the next ones bring, and as
+            much again for what it encodes in host memory: the system takes longer to give memory than bytes take to
+            come. More than this is used, if need be, and given back.
         max_pending_offers: incoming transfers of a link that may be open at once, those waiting for memory included;
             more are aborted.
         max_pending_requests: requests of a peer that may be unanswered; more are refused.
@@ -55,6 +58,7 @@ class LinkConfig:
     residual_window_bytes: int = 4 * 1024 * 1024
     early_residual_bytes: int = 512 * 1024
     memory_bytes: int = 8 * 1024 * 1024 * 1024
+    kept_bytes: int = 1024 * 1024 * 1024
     max_pending_offers: int = 256
     max_pending_requests: int = 1024
     send_queue_bytes: int = 64 * 1024 * 1024
@@ -69,8 +73,8 @@ class LinkConfig:
             raise LocalProtocolError(f"segment_bytes must be {MIN_SEGMENT_BYTES} to {MAX_SEGMENT_BYTES}")
         if min(self.anchor_window_bytes, self.residual_window_bytes) < 2 * self.segment_bytes:
             raise LocalProtocolError("a credit window must hold at least two segments")
-        if self.initial_credit_bytes < 0 or self.early_residual_bytes < 0:
-            raise LocalProtocolError("initial_credit_bytes and early_residual_bytes must not be negative")
+        if min(self.initial_credit_bytes, self.early_residual_bytes, self.kept_bytes) < 0:
+            raise LocalProtocolError("initial_credit_bytes, early_residual_bytes and kept_bytes must not be negative")
         if min(self.memory_bytes, self.max_pending_offers, self.max_pending_requests) < 1:
             raise LocalProtocolError("memory_bytes, max_pending_offers and max_pending_requests must be positive")
         if self.send_queue_bytes < 1 or self.lane_batch_bytes < 1:

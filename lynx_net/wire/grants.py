@@ -17,7 +17,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from lynx_net.wire.pool import BufferPool
+from lynx_net.wire.pool import KEPT_BYTES, BufferPool
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
@@ -54,11 +54,12 @@ class CreditBook:
     Args:
         memory_bytes: bounds the encoded bytes that may be held for all accepted transfers together.
         early_bytes: bounds those of all transfers that wait to be accepted.
+        kept_bytes: of memory that is kept for transfers to come.
     """
 
-    def __init__(self, memory_bytes: int, early_bytes: int = EARLY_BYTES) -> None:
+    def __init__(self, memory_bytes: int, early_bytes: int = EARLY_BYTES, kept_bytes: int = KEPT_BYTES) -> None:
         self.memory_bytes = memory_bytes
-        self.pool = BufferPool()
+        self.pool = BufferPool(kept_bytes)
         """Where all transfers of the process take the buffers of their pages from."""
         self.early_bytes = early_bytes
         self.reserved_bytes = 0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["BufferPool"]
+__all__ = ["KEPT_BYTES", "BufferPool"]
 
 KEPT_BYTES = 256 * 1024 * 1024
 MAPPED_BYTES = 128 * 1024

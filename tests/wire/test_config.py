@@ -25,6 +25,7 @@ from lynx_net.wire.config import LinkConfig
         {"early_residual_bytes": -1},
         {"initial_credit_bytes": -1},
         {"memory_bytes": 0},
+        {"kept_bytes": -1},
         {"max_pending_offers": 0},
         {"max_pending_requests": 0},
         {"send_queue_bytes": 0},
