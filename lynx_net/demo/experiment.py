@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from lynx_net.demo.exchange import STARTED_S, CacheRequest
 from lynx_net.demo.options import DEFAULT
-from lynx_net.demo.process import warm_up_codecs
+from lynx_net.demo.process import freeze_loaded, warm_up_codecs
 from lynx_net.demo.results import Agreement, Piece, TransferResult, agreement
 from lynx_net.integrations import smollm2
 from lynx_net.serdes.links import codecs_of
@@ -224,4 +224,5 @@ def _load(device: str) -> LoadedModel:
     model = TransformersModel(loaded.model, cache)
     for count in _WARM_UP_TOKENS:
         model.forward([0] * count)
+    freeze_loaded()
     return loaded

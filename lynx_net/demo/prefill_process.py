@@ -82,13 +82,14 @@ class _Prefiller:
             started_s = time.monotonic()
             import torch
 
-            from lynx_net.demo.process import warm_up_codecs
+            from lynx_net.demo.process import freeze_loaded, warm_up_codecs
             from lynx_net.integrations import smollm2
 
             torch.set_num_threads(1)
             self._loaded = smollm2.load()
             self._loaded.model.to(self._device)  # type: ignore[arg-type]  # transformers annotates it wrongly
             warm_up_codecs()
+            freeze_loaded()
             self._tell(Progress("loading the model", time.monotonic() - started_s))
         return self._loaded
 

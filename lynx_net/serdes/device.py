@@ -14,10 +14,9 @@ import numpy as np
 
 from lynx_codec import PAGE_TOKENS, PageShape
 from lynx_codec.plan import DEFAULT_PLAN
-from lynx_gpu.ring import PinnedRing, Staging
+from lynx_gpu.ring import PinnedRing, Staging, ordinary_memory
 from lynx_net.errors import LocalProtocolError
 from lynx_net.serdes.backend import Backend, CudaBackend
-from lynx_net.serdes.kept import KeptMemory
 from lynx_net.serdes.receive_pool import ReceivePool
 from lynx_net.wire.pool import BufferPool
 
@@ -90,8 +89,7 @@ class Devices:
         self._sides: dict[int, DeviceSide] = {}
         self._lock = threading.Lock()
         self._ring: PinnedRing | None = None
-        self.overflow = KeptMemory(buffers.overflow_bytes)
-        """For what does not stay in the ring, or has not found room there."""
+        self._overflow = PinnedRing(buffers.overflow_bytes, ordinary_memory)
         self._receiving: _Receiving | None = None
 
     def holds(self, array: object) -> bool:
@@ -114,6 +112,13 @@ class Devices:
         if self._ring is None:
             self._ring = PinnedRing(self.buffers.send_pinned_bytes, self.side(device).runtime.pinned)
         return self._ring
+
+    def overflow_room(self, size_bytes: int) -> memoryview:
+        """Ordinary memory for what does not stay in the ring, or has not found room there; used again and again."""
+        room = self._overflow.take(size_bytes)
+        if room is None and self._overflow.grow():  # at no cost: pages are there once they are written to
+            room = self._overflow.take(size_bytes)
+        return memoryview(bytearray(size_bytes)) if room is None else room
 
     def receive_pool(self, device: int, need_bytes: int) -> ReceivePool:
         """Buffers for what arrives for any device, pinned as far as there is pinned memory by then.

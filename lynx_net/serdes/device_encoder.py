@@ -255,7 +255,7 @@ class DeviceEncoder:
         except BufferTooLargeError as error:
             raise LocalProtocolError(f"{error}; give more send_pinned_bytes, or smaller pages") from error
         except TimeoutError:
-            return [self._devices.overflow.take(size) for size in sizes], False
+            return [self._devices.overflow_room(size) for size in sizes], False
 
     def _start(self, job: _Job) -> Event:
         side, plan, codec = job.source.side, job.plan, job.source.codec
@@ -303,7 +303,7 @@ class DeviceEncoder:
         later = job.later
         ring = job.source.ring
         if later is not None and job.pinned and ring.used_bytes >= RESIDUALS_MOVE * ring.limit_bytes:
-            room = self._devices.overflow.take(later.nbytes)
+            room = self._devices.overflow_room(later.nbytes)
             np.copyto(np.frombuffer(room, np.uint8), np.frombuffer(later, np.uint8))
             later = room
         streams: list[list[memoryview]] = [[memoryview(b"")] * len(job.group) for _ in self._codecs.stream_names]
@@ -328,7 +328,7 @@ class DeviceEncoder:
         for page in group:
             array = self._devices.backend.fetch(source.view, page.start, page.stop, source.side.encoding)
             codec = self._codecs.codec(layer, page.kind)
-            encoded.append(encode_page(codec, page, array, fine_positions(self._fine, page), self._devices.overflow))
+            encoded.append(encode_page(codec, page, array, fine_positions(self._fine, page)))
         return EncodedGroup(layer, group, list(zip(*encoded, strict=True)))
 
 

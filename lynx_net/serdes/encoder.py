@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from lynx_codec import Codec
     from lynx_codec.plan import CodecTable
-    from lynx_net.serdes.kept import KeptMemory
     from lynx_net.wire.layout import CacheLayout, Kind, PageRef
 
 __all__ = ["EncodedGroup", "HostEncoder", "LayerEncoder", "Outlet", "encode_page", "fine_positions"]
@@ -79,18 +78,12 @@ class HostEncoder:
     """Numpy arrays; encoded in a thread while the pages before are on the wire."""
 
     def __init__(
-        self,
-        codecs: CodecTable,
-        fine: NDArray[np.int64],
-        pages: Sequence[PageRef],
-        executor: Executor | None,
-        memory: KeptMemory,
+        self, codecs: CodecTable, fine: NDArray[np.int64], pages: Sequence[PageRef], executor: Executor | None
     ) -> None:
         self._groups = list(_groups_of(pages, GROUP_VALUES))
         self._codecs = codecs
         self._fine = fine
         self._executor = executor
-        self._memory = memory
 
     def check(self, kind: Kind, array: Any, layout: CacheLayout) -> None:
         if not isinstance(array, np.ndarray):
@@ -112,18 +105,15 @@ class HostEncoder:
                 page,
                 arrays[page.kind][page.start : page.stop],
                 fine_positions(self._fine, page),
-                self._memory,
             )
             for page in group
         ]
         return EncodedGroup(layer, group, list(zip(*encoded, strict=True)))
 
 
-def encode_page(
-    codec: Codec, page: PageRef, array: NDArray[Any], fine: NDArray[np.int64], memory: KeptMemory
-) -> list[memoryview]:
+def encode_page(codec: Codec, page: PageRef, array: NDArray[Any], fine: NDArray[np.int64]) -> list[memoryview]:
     """Encode one page into memory of its own: one memoryview a stream."""
-    outs = [memory.take(size) for size in codec.stream_bytes(page.shape, wide=True)]
+    outs = [memoryview(bytearray(size)) for size in codec.stream_bytes(page.shape, wide=True)]
     try:
         lengths = codec.encode(array, page.shape, outs, fine)
     except NonFiniteError as error:

@@ -20,7 +20,6 @@ from lynx_net.errors import CodecError
 from lynx_net.serdes.deserializer import ReceivedTransfer
 from lynx_net.serdes.device import DeviceBuffers, Devices
 from lynx_net.serdes.fine import fine_tokens
-from lynx_net.serdes.kept import KeptMemory
 from lynx_net.serdes.packed import PackedPages, send_pages
 from lynx_net.serdes.serializer import Sending
 from lynx_net.serdes.split import AUTO, DEFAULT_RATE_BPS, auto_params
@@ -70,12 +69,10 @@ class KVLink(Link):
         executor: Executor | None,
         accept_in_threads: bool,
         devices: Devices,
-        memory: KeptMemory,
     ) -> None:
         super().__init__(parts, make_incoming, accept_in_threads=accept_in_threads)
         self._executor = executor
         self._devices = devices
-        self._memory = memory
 
     def send(
         self,
@@ -133,7 +130,7 @@ class KVLink(Link):
             meta=meta,
             first_token=first_token,
         )
-        return Sending(transfer, codecs, tokens, self._executor, self._devices, self._memory)
+        return Sending(transfer, codecs, tokens, self._executor, self._devices)
 
     async def send_packed(
         self,
@@ -199,10 +196,9 @@ class _KVEndpoint(Endpoint[KVLink]):
         observers: Sequence[Observer],
         device_buffers: DeviceBuffers | None,
     ) -> None:
-        config = config or LinkConfig()
         super().__init__(
             self._make_kv_link,
-            config=config,
+            config=config or LinkConfig(),
             rate=rate,
             sockets=sockets,
             tls=tls,
@@ -210,7 +206,6 @@ class _KVEndpoint(Endpoint[KVLink]):
             observers=observers,
         )
         self._devices = Devices(device_buffers or DeviceBuffers())
-        self._memory = KeptMemory(config.kept_bytes)
         # A caller's `allocate` may be used to the event loop; ours does not care.
         self._accept_in_threads = allocate is None
         self._allocate = allocate or (lambda offer: HostCache(offer.layout))
@@ -225,7 +220,6 @@ class _KVEndpoint(Endpoint[KVLink]):
             executor=self._executor,
             accept_in_threads=self._accept_in_threads,
             devices=self._devices,
-            memory=self._memory,
         )
 
     def _receive(self, link: Link, transfer: int, offer: Offer) -> ReceivedTransfer:

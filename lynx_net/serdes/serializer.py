@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from lynx_net.aio.transfer import Offer, OutgoingTransfer
     from lynx_net.serdes.device import Devices
     from lynx_net.serdes.encoder import EncodedGroup, LayerEncoder
-    from lynx_net.serdes.kept import KeptMemory
     from lynx_net.wire.layout import Kind
     from lynx_net.wire.stats import TransferStats
 
@@ -46,7 +45,6 @@ class Sending:
         fine: NDArray[np.int64],
         executor: Executor | None,
         devices: Devices,
-        memory: KeptMemory,
     ) -> None:
         self._transfer = transfer
         self._codecs = codecs
@@ -55,7 +53,7 @@ class Sending:
         self._devices = devices
         self._pages = LayerPages(transfer.offer.layout)
         self._outlet = _Outlet(transfer, self._pages.per_layer)
-        self._host = HostEncoder(codecs, fine, self._pages.first, executor, memory)
+        self._host = HostEncoder(codecs, fine, self._pages.first, executor)
         self._device: DeviceEncoder | None = None
         self._written: set[int] = set()
 

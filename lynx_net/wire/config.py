@@ -36,9 +36,8 @@ class LinkConfig:
             owed: an anchor that another peer begins meanwhile finds this much ahead of itself. It is raised to two
             segments, and covers rate times round trip where a sender is to use a line that its anchors leave idle.
         memory_bytes: encoded bytes held at once for all incoming transfers of a process.
-        kept_bytes: memory that an endpoint keeps when its transfers have ended, for what the next ones bring, and as
-            much again for what it encodes in host memory: the system takes longer to give memory than bytes take to
-            come. More than this is used, if need be, and given back.
+        kept_bytes: memory for encoded bytes that stays when transfers have ended, for what the next ones bring: the
+            system takes longer to give memory than bytes take to come. More is used, if need be, and given back.
         max_pending_offers: incoming transfers of a link that may be open at once, those waiting for memory included;
             more are aborted.
         max_pending_requests: requests of a peer that may be unanswered; more are refused.
