@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import sys
 from contextlib import aclosing
 
@@ -45,6 +46,7 @@ async def answer(loaded: smollm2.LoadedModel, transfer: lynx_net.IncomingTransfe
 async def serve(address: str, new_tokens: int) -> None:
     """Serve until interrupted. A transfer that fails is reported and does not end the server."""
     loaded = smollm2.load()
+    gc.freeze()  # the collector need not look at the model while transfers are on their way
 
     def allocate(offer: lynx_net.Offer) -> ProgressiveCache:
         return ProgressiveCache(offer.layout, room=new_tokens + 1)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import sys
 import uuid
 
@@ -23,6 +24,7 @@ from lynx_net.integrations.transformers import layout_of, prefill
 async def send(address: str, prompt: str, codec: str | None, rate: str | None, lanes: int) -> None:
     """Prefill `prompt` and transfer its cache; returns when the other side has all of it."""
     loaded = smollm2.load()
+    gc.freeze()  # the collector need not look at the model while transfers are on their way
     message = [{"role": "user", "content": prompt}]
     text = loaded.tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
     token_ids = loaded.tokenizer(str(text), add_special_tokens=False)["input_ids"]
