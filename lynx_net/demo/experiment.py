@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from lynx_net.demo.exchange import STARTED_S, CacheRequest
 from lynx_net.demo.options import DEFAULT
-from lynx_net.demo.process import freeze_loaded, warm_up_codecs
+from lynx_net.demo.process import warm_up_codecs
 from lynx_net.demo.results import Agreement, Piece, TransferResult, agreement
 from lynx_net.integrations import smollm2
+from lynx_net.integrations.collector import freeze_loaded
 from lynx_net.serdes.links import codecs_of
 from lynx_net.speculation import Commit, Done, Draft, Retract, decode, decode_plain
 from lynx_net.wire.frames import HEADER_BYTES

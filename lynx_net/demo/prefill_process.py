@@ -82,8 +82,9 @@ class _Prefiller:
             started_s = time.monotonic()
             import torch
 
-            from lynx_net.demo.process import freeze_loaded, warm_up_codecs
+            from lynx_net.demo.process import warm_up_codecs
             from lynx_net.integrations import smollm2
+            from lynx_net.integrations.collector import freeze_loaded
 
             torch.set_num_threads(1)
             self._loaded = smollm2.load()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import importlib
 import os
 import sys
@@ -15,7 +14,7 @@ from lynx_net.demo.options import CODECS, DEFAULT
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-__all__ = ["freeze_loaded", "import_libraries", "leave", "limit_threads", "run_loop", "warm_up_codecs"]
+__all__ = ["import_libraries", "leave", "limit_threads", "run_loop", "warm_up_codecs"]
 
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",  # two processes share the host; torch's threads would fight for its cores
@@ -51,12 +50,6 @@ def warm_up_codecs() -> None:
     """Compile the kernels of every codec or read them from their cache, so that no transfer waits for it."""
     for name in CODECS:
         get_codec("nested" if name == DEFAULT else name).warm_up()
-
-
-def freeze_loaded() -> None:
-    """The model is loaded: Python's collector need not look at it again, for a quarter of a second in a transfer."""
-    gc.collect()
-    gc.freeze()
 
 
 def leave(code: int) -> NoReturn:

@@ -10,8 +10,9 @@ from lynx_net.errors import FlowControlError, LocalProtocolError
 __all__ = ["ReceiveWindow", "SendWindow", "patience_bytes"]
 
 
-LEAST_GRANT_BYTES = 16 * 1024 * 1024
-"""Large windows are granted in eighths, but not in less than this; small ones in halves."""
+LEAST_GRANT_BYTES = 8 * 1024 * 1024
+"""Large windows are granted in eighths, but not in less than this; small ones in halves. Twice as much together, up to
+a quarter of a window, while less than that is held: the peer has plenty, and a message costs both what 100 KB do."""
 
 
 class SendWindow:
@@ -102,6 +103,8 @@ class ReceiveWindow:
         if self.most is not None and self.limit >= self.most:
             return False
         least = max(min(self.window // 2, LEAST_GRANT_BYTES), self.window // 8, 1)
+        if self.held < self.window // 4:
+            least = max(least, min(self.window // 4, 2 * LEAST_GRANT_BYTES))
         return self._most_limit - self.limit >= least
 
     @property

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
-
-import pytest
+from typing import Any
 
 from lynx_codec import get_codec
 from lynx_codec.plan import DEFAULT_PLAN
-from lynx_gpu import device_count
 from perf.gpu_codec import CODECS, together
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_its_default_is_the_default() -> None:
@@ -38,16 +29,3 @@ def test_cases_together_do_and_move_what_each_does() -> None:
     works["refine"][0]()
     works["encode"][0]()
     assert done == ["keys refine", "values refine", "keys encode", "values encode"]
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(device_count() == 0, reason="no CUDA device")
-def test_figures_of_a_device(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "perf.gpu_codec", "--pages", "8", "--rounds", "2", "--codec", "default"]
-    done = subprocess.run(
-        [*command, "--json", str(tmp_path / "figures.json")], capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    works = json.loads((tmp_path / "figures.json").read_text())["codecs"]["default"]
-    assert {*works} == {"encode", "decode anchor", "refine"}
-    assert all(one["gb_per_s"] > 0 and one["moved_bytes"] > 0 for one in works.values())

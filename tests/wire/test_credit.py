@@ -84,7 +84,26 @@ def test_a_large_window_stays_open_while_as_much_is_held(window_mib: int) -> Non
         held.append(segment)
         if len(held) * segment > window:
             receiver.consume(held.popleft())
-    assert least >= window - max(window // 8, 16 << 20) - segment
+    assert least >= window - max(window // 8, 8 << 20) - segment
+
+
+@pytest.mark.parametrize(("window_mib", "grant_mib"), [(4, 2), (32, 8), (64, 16), (96, 16), (256, 32)])
+def test_who_consumes_at_once_grants_seldom(window_mib: int, grant_mib: int) -> None:
+    """A message for every so many bytes, and the sender has half of its window always."""
+    window, segment, count = window_mib << 20, 1 << 20, 4096
+    receiver, sender = ReceiveWindow(window), SendWindow()
+    messages = 0
+    for _ in range(count):
+        limit = receiver.next_limit()
+        if limit is not None:
+            sender.grant(limit)
+            messages += 1
+        assert sender.available >= window // 2
+        sender.use(segment)
+        receiver.receive(segment)
+        receiver.hold(segment)
+        receiver.consume(segment)
+    assert messages == 1 + (count - 1) // grant_mib
 
 
 def test_old_and_repeated_grants_change_nothing() -> None:

@@ -55,8 +55,9 @@ def run_prefill(arguments: argparse.Namespace) -> int:
     """Run the prefill server until a signal; returns the exit code."""
 
     async def serve() -> None:
+        from lynx_net.integrations.collector import freeze_loaded
         from lynx_net.integrations.http.prefill_app import PrefillServer
-        from lynx_net.integrations.http.serving import freeze_loaded, run_service
+        from lynx_net.integrations.http.serving import run_service
 
         await run_service("prefill server", PrefillServer(config), freeze_loaded)
 
@@ -72,8 +73,9 @@ def run_decode(arguments: argparse.Namespace) -> int:
     """Run the decode server until a signal; returns the exit code."""
 
     async def serve() -> None:
+        from lynx_net.integrations.collector import freeze_loaded
         from lynx_net.integrations.http.decode_app import DecodeServer
-        from lynx_net.integrations.http.serving import freeze_loaded, run_service
+        from lynx_net.integrations.http.serving import run_service
 
         await run_service("decode server", DecodeServer(config), freeze_loaded)
 

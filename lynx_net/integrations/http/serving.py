@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import gc
 import hmac
 import importlib
 import json
@@ -40,7 +39,6 @@ __all__ = [
     "Service",
     "State",
     "drain",
-    "freeze_loaded",
     "import_late",
     "late_status",
     "read_json",
@@ -235,13 +233,6 @@ async def drain(parts: Parts) -> None:
     except TimeoutError:
         logger.error("requests have not finished in %g s and are given up", service.http.grace_s)
     parts.ended()
-
-
-def freeze_loaded() -> None:
-    """For `run_service` in a process of its own: what is loaded stays, so Python's collector need not look at it again,
-    which would hold up every transfer meanwhile (docs/operations.md)."""
-    gc.collect()
-    gc.freeze()
 
 
 async def run_service(name: str, parts: Parts, when_loaded: Callable[[], None] = lambda: None) -> None:
