@@ -30,13 +30,13 @@ from lynx_net.wire.bursts import SendBytes
 from lynx_net.wire.config import LinkConfig
 from lynx_net.wire.connection import LinkCore
 from lynx_net.wire.events import Event, OfferReceived, PageArrived, PagesArrived, RequestReceived, TransferFailed
+from lynx_net.wire.framereader import FrameReader
 from lynx_net.wire.frames import (
     HEADER_BYTES,
     LAST,
     MAX_CONTROL_BYTES,
     SEGMENT,
     ControlFrame,
-    FrameReader,
     SegmentFrame,
     SegmentHeader,
     SegmentStart,

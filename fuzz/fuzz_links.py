@@ -38,7 +38,8 @@ from lynx_net.transport import Lane
 from lynx_net.wire.bursts import SendBytes, seal
 from lynx_net.wire.connection import LinkCore
 from lynx_net.wire.events import Event, OfferReceived, PageArrived, RequestReceived, TransferDelivered
-from lynx_net.wire.frames import ControlFrame, FrameReader, SegmentFrame, SegmentHeader, SegmentStart, pack_control
+from lynx_net.wire.framereader import FrameReader
+from lynx_net.wire.frames import ControlFrame, SegmentFrame, SegmentHeader, SegmentStart, pack_control
 from lynx_net.wire.incoming import SegmentAwaitsOffer
 from lynx_net.wire.layout import CacheLayout
 from lynx_net.wire.messages import Hello, decode_message, encode_message

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from lynx_net import CacheLayout, LinkConfig
 from lynx_net.demo.results import machine_facts
 from lynx_net.transport.options import SocketOptions
-from lynx_net.wire.frames import ControlFrame, FrameReader, SegmentHeader, checksum, pack_control, pack_segment_header
+from lynx_net.wire.framereader import FrameReader
+from lynx_net.wire.frames import ControlFrame, SegmentHeader, checksum, pack_control, pack_segment_header
 from lynx_net.wire.messages import (
     PROTOCOL_VERSION,
     Complete,

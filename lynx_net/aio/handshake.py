@@ -7,7 +7,8 @@ import secrets
 from typing import TYPE_CHECKING
 
 from lynx_net.errors import ConnectionLostError, HandshakeError, RemoteProtocolError
-from lynx_net.wire.frames import MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, ControlFrame, FrameReader, pack_control
+from lynx_net.wire.framereader import FrameReader
+from lynx_net.wire.frames import MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, ControlFrame, pack_control
 from lynx_net.wire.messages import (
     PROTOCOL_VERSION,
     Hello,

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from lynx_net.errors import ConnectionLostError, LynxError, RemoteProtocolError
 from lynx_net.wire.bursts import SendBytes, seal
-from lynx_net.wire.frames import ControlFrame, FrameReader, SegmentFrame, SegmentStart, checksum
+from lynx_net.wire.framereader import FrameReader
+from lynx_net.wire.frames import ControlFrame, SegmentFrame, SegmentStart, checksum
 from lynx_net.wire.incoming import SegmentAwaitsOffer
 from lynx_net.wire.messages import decode_message
 from lynx_net.wire.scheduler import NothingToSend, WaitUntil

@@ -22,7 +22,7 @@ from lynx_net.aio.pump import Pump, PumpOwner, class_of, replaced_by_newer
 from lynx_net.errors import ConnectionLostError, LynxError
 from lynx_net.transport.base import lost
 from lynx_net.wire.bursts import SendBytes, seal
-from lynx_net.wire.frames import FrameReader
+from lynx_net.wire.framereader import FrameReader
 from lynx_net.wire.scheduler import WaitUntil
 
 if TYPE_CHECKING:

@@ -25,10 +25,10 @@ from hypothesis import strategies as st
 from hatch_build import SOURCE, compile_lanes, find_compiler
 from lynx_net.aio import lane_io
 from lynx_net.wire.bursts import BURST_BYTES, SendBytes, seal
+from lynx_net.wire.framereader import FrameReader
 from lynx_net.wire.frames import (
     HEADER_BYTES,
     ControlFrame,
-    FrameReader,
     SegmentFrame,
     SegmentStart,
     checksum,

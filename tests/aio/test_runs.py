@@ -17,12 +17,12 @@ from lynx_net.aio.threads import ThreadPump
 from lynx_net.errors import ConnectionLostError
 from lynx_net.transport.tcp import SocketLane
 from lynx_net.wire.bursts import BURST_BYTES
+from lynx_net.wire.framereader import FrameReader
 from lynx_net.wire.frames import (
     HEADER_BYTES,
     LAST,
     SEGMENT,
     ControlFrame,
-    FrameReader,
     SegmentFrame,
     SegmentHeader,
     SegmentStart,

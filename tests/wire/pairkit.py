@@ -25,7 +25,8 @@ from lynx_net.wire.events import (
     TransferDelivered,
     TransferFailed,
 )
-from lynx_net.wire.frames import ControlFrame, FrameReader, SegmentFrame, SegmentHeader, SegmentStart, checksum
+from lynx_net.wire.framereader import FrameReader
+from lynx_net.wire.frames import ControlFrame, SegmentFrame, SegmentHeader, SegmentStart, checksum
 from lynx_net.wire.grants import CreditBook, Grant
 from lynx_net.wire.incoming import SegmentAwaitsOffer
 from lynx_net.wire.messages import decode_message

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lynx_net.errors import LocalProtocolError, RemoteProtocolError
+from lynx_net.wire.framereader import FrameReader
 from lynx_net.wire.frames import (
     HEADER_BYTES,
     MAX_CONTROL_BYTES,
     MAX_SEGMENT_BYTES,
     ControlFrame,
-    FrameReader,
     SegmentFrame,
     SegmentHeader,
     SegmentStart,

@@ -20,10 +20,10 @@ from wirekit import page_bytes
 
 from lynx_net.wire.bursts import SendBytes, seal
 from lynx_net.wire.events import TransferComplete
+from lynx_net.wire.framereader import FrameReader
 from lynx_net.wire.frames import (
     HEADER_BYTES,
     ControlFrame,
-    FrameReader,
     SegmentFrame,
     SegmentHeader,
     SegmentStart,

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from wirekit import LAYOUT, STREAMS, page_bytes, page_sizes, sent_size
 
 from lynx_net.wire.bursts import SendBytes, seal
-from lynx_net.wire.frames import HEADER_BYTES, FrameReader, SegmentHeader, SegmentStart, checksum
+from lynx_net.wire.framereader import FrameReader
+from lynx_net.wire.frames import HEADER_BYTES, SegmentHeader, SegmentStart, checksum
 from lynx_net.wire.grants import CreditBook, Grant
 from lynx_net.wire.receiving import ReceiveState
 from lynx_net.wire.scheduler import Scheduler

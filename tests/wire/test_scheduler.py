@@ -13,10 +13,10 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from lynx_net.errors import LocalProtocolError
 from lynx_net.wire.bursts import BURST_BYTES, SendBytes, seal
+from lynx_net.wire.framereader import FrameReader
 from lynx_net.wire.frames import (
     HEADER_BYTES,
     MAX_CONTROL_BYTES,
-    FrameReader,
     SegmentFrame,
     SegmentStart,
     checksum,
