@@ -77,7 +77,7 @@ static int claim(Reader *self, size_t count)
         if (shelf == NULL)
             break;
         segment->together_bytes = shelf->together_bytes;
-        segment->loan = lanes_pop(stock, shelf);
+        segment->loan = lanes_pop(stock, shelf, self->lane);
     }
     int all = claimed == count;
     while (!all && claimed-- > 0) /* there is room: no shelf has been added meanwhile */
@@ -120,6 +120,7 @@ static void collect(Reader *self, size_t got)
         Segment *segment = &stock->full[stock->full_count++];
         *segment = self->coming[self->taken];
         segment->sum = self->sums[self->taken];
+        *lanes_home_of(stock, segment->loan->view.buf) = (Home){segment->loan->view.buf, self->lane % STACKS};
         untold->segments++;
         stock->full_bytes += segment->bytes;
         if (stock->full_count == 1)

@@ -7,16 +7,10 @@
  */
 #include "_lanes_stock.h"
 
-#include <stdatomic.h>
-
-/* Which stack is this thread's. */
-static size_t own_stack(void)
+/* Where it stands which lane has filled this memory last. */
+Home *lanes_home_of(Stock *stock, const void *memory)
 {
-    static atomic_size_t threads;
-    static _Thread_local size_t number;
-    if (number == 0)
-        number = 1 + atomic_fetch_add(&threads, 1) % STACKS;
-    return number - 1;
+    return &stock->homes[((uint64_t)(uintptr_t)memory >> 12) * 0x9E3779B97F4A7C15u >> (64 - HOME_BITS)]; /* Fibonacci hashing */
 }
 
 void lanes_free_loan(Stock *stock, Loan *loan)
@@ -55,16 +49,17 @@ void lanes_push(Stock *stock, uint64_t transfer, uint32_t stream, Loan *loan)
         shelf = &stock->shelves[stock->used++];
         *shelf = (Shelf){.transfer = transfer, .stream = stream, .bytes = bytes};
     }
-    size_t own = own_stack();
-    loan->next = shelf->loans[own];
-    shelf->loans[own] = loan;
+    const Home *home = lanes_home_of(stock, loan->view.buf);
+    size_t stack = home->memory == loan->view.buf ? home->stack : 0;
+    loan->next = shelf->loans[stack];
+    shelf->loans[stack] = loan;
     shelf->count++;
 }
 
-/* What this thread lent last, whose memory is warmest, or else any. */
-Loan *lanes_pop(Stock *stock, Shelf *shelf)
+/* What this lane filled last, whose memory is warmest, or else any. */
+Loan *lanes_pop(Stock *stock, Shelf *shelf, size_t lane)
 {
-    size_t stack = own_stack();
+    size_t stack = lane % STACKS;
     while (shelf->loans[stack] == NULL)
         stack = (stack + 1) % STACKS;
     Loan *loan = shelf->loans[stack];
@@ -157,7 +152,7 @@ static Loan *take_loans(Stock *stock, int any, uint64_t transfer, int stream)
             index++;
             continue;
         }
-        Loan *loan = lanes_pop(stock, shelf); /* the last one takes the shelf with it: look here again */
+        Loan *loan = lanes_pop(stock, shelf, 0); /* the last one takes the shelf with it: look here again */
         loan->next = taken;
         taken = loan;
     }

@@ -7,7 +7,7 @@
 #include <pthread.h>
 
 enum { MAX_LANES = 64 }; /* as in handshake.py */
-enum { STACKS = 16 };
+enum { STACKS = 16, HOME_BITS = 10 };
 
 typedef struct Loan {
     struct Loan *next;
@@ -18,7 +18,7 @@ typedef struct {
     uint64_t transfer;
     uint32_t stream, bytes;
     size_t count; /* never 0 */
-    Loan *loans[STACKS]; /* by the thread that lent it: that had it last, and its core may still have its memory */
+    Loan *loans[STACKS]; /* by the lane that filled them last: its core may still have their memory */
     size_t together_bytes; /* when a reader has so much of the stream, Python wants to know */
 } Shelf;
 
@@ -35,6 +35,11 @@ typedef struct {
 } Count;
 
 typedef struct {
+    const void *memory;
+    size_t stack;
+} Home;
+
+typedef struct {
     PyObject_HEAD
     pthread_mutex_t mutex; /* never held while waiting for anything, nor while objects are made */
     Shelf *shelves; /* those that are in use are first */
@@ -48,12 +53,14 @@ typedef struct {
     int teller, due, over; /* a thread tells Python in place of readers; is to do so; and is needed no more */
     pthread_cond_t due_or_over;
     Count untold[MAX_LANES]; /* what each lane has received */
+    Home homes[1 << HOME_BITS]; /* which lane has filled which memory; later ones take the place of earlier ones */
 } Stock;
 
 /* With the mutex. */
 Shelf *lanes_find_shelf(const Stock *stock, uint64_t transfer, uint32_t stream, uint32_t bytes);
 void lanes_push(Stock *stock, uint64_t transfer, uint32_t stream, Loan *loan);
-Loan *lanes_pop(Stock *stock, Shelf *shelf);
+Loan *lanes_pop(Stock *stock, Shelf *shelf, size_t lane);
+Home *lanes_home_of(Stock *stock, const void *memory);
 
 /* Without it, but with the interpreter. */
 void lanes_free_loan(Stock *stock, Loan *loan);
