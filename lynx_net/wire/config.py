@@ -7,6 +7,7 @@ from typing import Any
 
 from lynx_net.errors import LocalProtocolError
 from lynx_net.wire.frames import MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES
+from lynx_net.wire.pool import KEPT_BYTES
 
 __all__ = ["LinkConfig"]
 
@@ -57,7 +58,7 @@ class LinkConfig:
     residual_window_bytes: int = 4 * 1024 * 1024
     early_residual_bytes: int = 512 * 1024
     memory_bytes: int = 8 * 1024 * 1024 * 1024
-    kept_bytes: int = 1024 * 1024 * 1024
+    kept_bytes: int = KEPT_BYTES
     max_pending_offers: int = 256
     max_pending_requests: int = 1024
     send_queue_bytes: int = 64 * 1024 * 1024

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KEPT_BYTES", "BufferPool"]
 
-KEPT_BYTES = 256 * 1024 * 1024
+KEPT_BYTES = 1024 * 1024 * 1024
 MAPPED_BYTES = 128 * 1024
 """From this size on a new buffer is mapped: its memory comes when it is written, not while somebody holds a lock."""
 
