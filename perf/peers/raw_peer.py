@@ -1,10 +1,20 @@
-"""One blocking TCP socket: what the kernel offers to a program that does nothing else."""
+"""One blocking TCP socket: what the kernel offers to a program that does nothing else.
+
+With RAW_PEER_SUMS=1 both sides make the checksums that lynx_net makes, piece by piece while a piece is in the caches:
+what is left, then, for whoever checks what has come.
+"""
 
 from __future__ import annotations
 
+import os
 import socket
 
+import xxhash
+
 from perf.peers.harness import Peer, Side, main
+
+SUMS = os.environ.get("RAW_PEER_SUMS") == "1"
+PIECE_BYTES = 256 * 1024
 
 
 class Raw(Peer):
@@ -20,12 +30,22 @@ class Raw(Peer):
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     async def receive(self, size: int) -> None:
-        view = self.view[:size]
-        while view.nbytes:
-            view = view[self._sock.recv_into(view) :]
+        for piece in self._pieces(size):
+            view = piece
+            while view.nbytes:
+                view = view[self._sock.recv_into(view) :]
+            if SUMS:
+                xxhash.xxh3_64_intdigest(piece)
 
     async def send(self, size: int) -> None:
-        self._sock.sendall(self.view[:size])
+        for piece in self._pieces(size):
+            if SUMS:
+                xxhash.xxh3_64_intdigest(piece)
+            self._sock.sendall(piece)
+
+    def _pieces(self, size: int) -> list[memoryview]:
+        piece_bytes = PIECE_BYTES if SUMS else size
+        return [self.view[at : at + piece_bytes] for at in range(0, size, piece_bytes)]
 
 
 if __name__ == "__main__":

@@ -5,10 +5,10 @@ system in turn, in two fresh processes, and takes the median time of a payload: 
 acknowledgement of the receiver, who then holds all of it, has come back. `perf/peers/harness.py` says how
 that is known of each system. Ratios compare within a round. A system that is not there or fails is reported as such.
 
-`raw` is one blocking socket. `lynx` makes a transfer of every payload, `lynx-open` moves them as pages of one that was
-accepted before; the others, too, have their memory registered and its addresses exchanged by then. Settings are the
-best that were found; `-default` leaves everything but the choice of TCP as it comes. All but lynx_net go without
-checksums.
+`raw` is one blocking socket, `raw-sums` one with the checksums of lynx_net on both sides. `lynx` makes a transfer of
+every payload, `lynx-open` moves them as pages of one that was accepted before; the others, too, have their memory
+registered and its addresses exchanged by then. Settings are the best that were found; `-default` leaves everything but
+the choice of TCP as it comes. All but lynx_net and `raw-sums` go without checksums.
 """
 
 from __future__ import annotations
@@ -65,6 +65,11 @@ NIXL = System(
 
 SYSTEMS = {
     "raw": System(module="raw_peer", done="recv_into has filled the buffer"),
+    "raw-sums": System(
+        module="raw_peer",
+        settings={"RAW_PEER_SUMS": "1"},
+        done="recv_into has filled the buffer, and its checksum is made",
+    ),
     "lynx": System(
         module="lynx_peer",
         settings={"LYNX_PEER_LANES": "1"},
