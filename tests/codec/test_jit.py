@@ -34,7 +34,8 @@ def step(x):
 def run(folder: Path) -> str:
     path = os.pathsep.join([str(folder), *filter(None, sys.path)])
     done = subprocess.run(
-        [sys.executable, str(folder / "caller.py")],
+        # Without bytecode, which Python takes for fresh if a file changes within a second and keeps its length.
+        [sys.executable, "-B", str(folder / "caller.py")],
         env={**os.environ, "PYTHONPATH": path, "NUMBA_CACHE_DIR": str(folder / "cache")},
         capture_output=True,
         text=True,
