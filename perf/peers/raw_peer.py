@@ -15,6 +15,8 @@ from perf.peers.harness import Peer, Side, main
 
 SUMS = os.environ.get("RAW_PEER_SUMS") == "1"
 PIECE_BYTES = 256 * 1024
+CONGESTION_CONTROL = os.environ.get("RAW_PEER_CONGESTION_CONTROL", "").encode()
+"""The system's where it is empty."""
 
 
 class Raw(Peer):
@@ -28,6 +30,8 @@ class Raw(Peer):
     async def start_sender(self, side: Side) -> None:
         self._sock = socket.create_connection(("127.0.0.1", int(await side.take())))
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if CONGESTION_CONTROL:
+            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, CONGESTION_CONTROL)
 
     async def receive(self, size: int) -> None:
         for piece in self._pieces(size):

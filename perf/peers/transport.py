@@ -67,7 +67,7 @@ SYSTEMS = {
     "raw": System(module="raw_peer", done="recv_into has filled the buffer"),
     "raw-sums": System(
         module="raw_peer",
-        settings={"RAW_PEER_SUMS": "1"},
+        settings={"RAW_PEER_SUMS": "1", "RAW_PEER_CONGESTION_CONTROL": "reno"},
         done="recv_into has filled the buffer, and its checksum is made",
     ),
     "lynx": System(

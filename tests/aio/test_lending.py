@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
+import itertools
 import queue
 import random
 import resource
@@ -363,6 +364,36 @@ def test_one_lane_tells_of_what_all_have_filled(lanes: ModuleType) -> None:
                 sock.close()
     # The reader that was in the middle of a page is gone, and its buffer with it.
     assert len(stock.take_back(2, -1)) == 1
+
+
+def test_a_lane_fills_again_what_it_filled_last(lanes: ModuleType) -> None:
+    """Whoever lends it, and in whatever order: its core may still have the memory."""
+    stock = lanes.Stock()
+    readers = [stock.reader(lane) for lane in range(3)]
+    pairs = [socket.socketpair() for _ in readers]
+    buffers = views(*[40_000] * 3)
+
+    def fill(page: int) -> list[int]:
+        """Which buffer each lane fills, one after the other."""
+        for reader, (one, end) in zip(readers, pairs, strict=True):
+            frame = burst_of([segment_of(2, page, 0)])
+            end.sendall(frame)
+            _receive_all(reader, one, len(frame))
+        return [id(buffer) for run in stock.take_full()[0] for buffer in run[4]]
+
+    try:
+        for one, _ in pairs:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", 0, 2000))
+        stock.put(2, 0, buffers, 1 << 20)
+        first = fill(4)
+        assert sorted(first) == sorted(map(id, buffers))
+        for order in itertools.permutations(buffers):
+            stock.put(2, 0, list(order), 1 << 20)
+            assert fill(5) == first
+    finally:
+        for pair in pairs:
+            for sock in pair:
+                sock.close()
 
 
 def _receive_all(reader: Any, one: socket.socket, left: int, come_back: Callable[[], object] = int) -> int:
