@@ -136,7 +136,7 @@ class DeviceCodec:
         self._check(view, plan)
         if self.codec.variable_streams and view.dtype == "float32":
             raise CodecError("nested: an exact stream is for float16 and bfloat16 pages, not for float32")
-        if fine is None and any(job.shape.fine for job in plan.jobs) and len(self.codec.row_bits) > 1:
+        if fine is None and any(shape.fine for shape in plan.shapes) and len(self.codec.row_bits) > 1:
             raise CodecError("pages with fine tokens are encoded, but their positions are not given")
         common = self._common(view, plan)
         with self._current():
@@ -154,7 +154,7 @@ class DeviceCodec:
     ) -> None:
         positions, at, blocks = map(np.uint64, (0 if fine is None else fine.data.ptr, out, out + plan.blocks_at))
         arguments = (*common, positions, self._header(), self._cells(), at, blocks, np.int32(view.in_units))
-        fields = max(fields_bytes_of(self.codec, job.shape) for job in plan.jobs)
+        fields = max(fields_bytes_of(self.codec, shape) for shape in plan.shapes)
         warps, shared = block_of_warps(ITEM_BYTES[view.dtype], fields, self._shared_limit)
         more, threads, pages = ("WARPS", warps), warps * WARP_LANES, len(plan.jobs)
         launch_encoder = partial(self._launch, stream, "encode.cu", threads=threads)
@@ -285,14 +285,13 @@ class DeviceCodec:
             raise CodecError(f"an array on device {view.device} is given to the codec of device {self.device}")
         if plan.codec is not self.codec:
             raise CodecError("the plan is that of another codec")
-        for job in plan.jobs:
-            shape = job.shape
+        for shape in plan.shapes:
             if (shape.heads, shape.head_size) != (view.heads, view.head_size):
                 raise CodecError(f"pages of {shape.heads} x {shape.head_size} in an array of shape {view.shape}")
-            if not 0 <= job.start <= view.tokens - shape.tokens:
-                raise CodecError(
-                    f"a page of {shape.tokens} tokens from {job.start} on in an array of shape {view.shape}"
-                )
+        if plan.tokens.start < 0 or plan.tokens.stop > view.tokens:
+            raise CodecError(
+                f"pages of tokens {plan.tokens.start} to {plan.tokens.stop} in an array of shape {view.shape}"
+            )
 
     def _common(self, view: DeviceView, plan: BatchPlan) -> tuple[Any, ...]:
         """What all kernels are told."""
@@ -358,7 +357,7 @@ class DeviceCodec:
         return launch
 
     def _raw_grid(self, view: DeviceView, plan: BatchPlan) -> tuple[int, int]:
-        tokens = max(job.shape.tokens for job in plan.jobs)
+        tokens = max(shape.tokens for shape in plan.shapes)
         groups = tokens * view.heads * padded(view.head_size) // LANE_CHANNELS
         return max(-(-groups // _BLOCK_THREADS), 1), len(plan.jobs)
 

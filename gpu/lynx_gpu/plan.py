@@ -169,6 +169,16 @@ class BatchPlan:
         )
 
     @cached_property
+    def shapes(self) -> tuple[PageShape, ...]:
+        """Those of the pages, each once: what a call asks of them must not be asked of thousands of pages."""
+        return tuple({job.shape: None for job in self.jobs})
+
+    @cached_property
+    def tokens(self) -> range:
+        """From the first token of all pages to the last."""
+        return range(min(job.start for job in self.jobs), max(job.start + job.shape.tokens for job in self.jobs))
+
+    @cached_property
     def lengths_table(self) -> np.ndarray[Any, Any]:
         """[page, stream] of LENGTHS."""
         table = np.zeros((len(self.jobs), len(self.codec.stream_names)), LENGTHS)

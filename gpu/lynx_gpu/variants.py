@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import numpy as np
 from lynx_codec.codecs import LynxCodec, PageCodec
 from lynx_codec.layout import HEADER_BYTES
 from lynx_codec.nested import WIDTHS_BYTES, NestedCodec
-from lynx_codec.tables import CELL_BITS, UNIT, UNIT_BITS
+from lynx_codec.tables import CELL_BITS, LEVELS, UNIT, UNIT_BITS
 from lynx_gpu.plan import SLAB_CHANNELS, SLAB_TOKENS, TILE_CHANNELS
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ __all__ = [
     "codec_defines",
     "decoder_stages",
     "fields_bytes_of",
+    "logarithm_defines",
     "search_table",
     "shape_defines",
     "view_defines",
@@ -49,6 +51,12 @@ _WARPS = 8, 4, 2
 
 _STATIC_SHARED_BYTES = 16 * 1024
 """More than a block of the encoder shares beside its tokens and fields."""
+
+_LOGARITHM_ERROR = 2.0**-22
+"""Of lg2.approx.f32: absolute between 0.5 and 2, relative elsewhere (PTX ISA; tests/gpu/test_arithmetic.py looks)."""
+
+_MOST_DOUBT = 64
+"""Where levels are doubtful more often than this of 65,536 times, the search table is faster."""
 
 
 def fields_bytes_of(codec: PageCodec, shape: PageShape) -> int:
@@ -107,6 +115,42 @@ def search_table(codec: LynxCodec) -> np.ndarray[Any, Any]:
     return table.astype(np.float32)
 
 
+@lru_cache(maxsize=64)
+def logarithm_defines(codec: LynxCodec) -> dict[str, int | str]:
+    """How levels are found by the device's logarithm (kernels/encode_chunk.cuh), and when the search table must say.
+
+    A magnitude u has the level scale * log2(1 + alpha * u), rounded; with 135 more, byte 2 of a float32 is that and 7.
+    u is counted in a power of two that brings the argument of the logarithm, start + u, near 1. All roundings, the
+    logarithm, and thresholds on whole multiples of 2**-24 may be off by half of DOUBT, in 2**-16 of a level. So much is
+    added: a sum that may be in the next level is a whole one and less than DOUBT. QUICK_LEVELS is 0, and the table says
+    all, where that would be too often.
+    """
+    alpha = codec.tables.alpha
+    unit = 2.0 ** math.floor(math.log2(alpha))
+    scale = LEVELS / math.log2(1 + alpha)
+    start = unit / alpha
+    largest = start * (1 + alpha)
+    base = 135.5 - scale * math.log2(start)
+    relative = 2.0**-24 + abs(float(np.float32(start)) - start) / start
+    off = (
+        scale * max(math.log2(largest), 1.0) * _LOGARITHM_ERROR
+        + scale * math.log2(math.e) * relative
+        + abs(float(np.float32(scale)) - scale) * max(math.log2(largest), -math.log2(start))
+        + abs(float(np.float32(base)) - base)
+        + 2 * 2.0**-17  # the sum is rounded, and so is the constant that this is added to
+    )
+    late = LEVELS * alpha / math.log1p(alpha) * 2.0**-24  # a threshold may be, at most
+    doubt = math.ceil((2 * off + late) * 65536)
+    numbers = {
+        "LOG_START": start,
+        "LOG_SCALE": scale,
+        "LOG_BASE": base + off,
+        "LOG_UNIT": unit / (1 << cell_bits(codec)),
+    }
+    bits = {name: f"{np.float32(number).view(np.uint32):#x}u" for name, number in numbers.items()}
+    return {**bits, "DOUBT": doubt, "QUICK_LEVELS": int(doubt <= _MOST_DOUBT)}
+
+
 @lru_cache(maxsize=256)
 def codec_defines(codec: PageCodec) -> tuple[tuple[str, int | str], ...]:
     """The macros of kernels/pages.cuh."""
@@ -124,7 +168,7 @@ def codec_defines(codec: PageCodec) -> tuple[tuple[str, int | str], ...]:
         ("HEADER", codec.header_bytes),
         ("POINTS_AT", points_at),
         ("TOP", "15.0f" if codec.row_bits == (4,) else "255.0f"),
-        *((("CELL_BITS", cell_bits(codec)),) if isinstance(codec, LynxCodec) else ()),
+        *((("CELL_BITS", cell_bits(codec)), *logarithm_defines(codec).items()) if isinstance(codec, LynxCodec) else ()),
     )
 
 

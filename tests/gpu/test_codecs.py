@@ -13,7 +13,7 @@ from lynx_codec import CodecError, NonFiniteError, PageShape, get_codec
 from lynx_codec.codecs import LynxCodec
 from lynx_codec.tables import UNIT
 from lynx_gpu import DeviceCodec, PageJob, device_view, paged_view
-from lynx_gpu.variants import block_of_warps, cell_bits, decoder_stages, search_table
+from lynx_gpu.variants import block_of_warps, cell_bits, decoder_stages, logarithm_defines, search_table
 
 CODECS: list[tuple[str, dict[str, Any]]] = [
     ("bf16", {}),
@@ -21,6 +21,7 @@ CODECS: list[tuple[str, dict[str, Any]]] = [
     ("int4", {}),
     ("lynx", {}),
     ("lynx", {"alpha": 4.0}),
+    ("lynx", {"alpha": 0.01}),
     ("nested", {"bits": [4, 4], "chunk": 128}),
     ("nested", {"bits": [3, 5], "chunk": 128}),
     ("nested", {"bits": [2, 2, 4], "chunk": 32}),
@@ -74,6 +75,8 @@ def _values(rng: np.random.Generator, shape: PageShape, kind: str) -> np.ndarray
         values[:, 1::2] = 3.25
     elif kind == "tiny":
         values *= np.float32(1e-7)
+    elif kind == "huge":  # where reciprocals of lengths come near to subnormal numbers
+        values *= np.float32(10) ** rng.integers(25, 38, (1, shape.heads, shape.head_size)).astype(np.float32)
     return values
 
 
@@ -157,7 +160,7 @@ def _compare(cupy: Any, name: str, params: dict[str, Any], dtype: str) -> None:
     if emulated and (name, params.get("bits"), dtype) not in EMULATED:
         pytest.skip("takes the emulator too long")
     shapes = SMALL_SHAPES if emulated else SHAPES
-    kinds = ("spikes", "outliers") if emulated else ("plain", "outliers", "spikes", "flat", "tiny")
+    kinds = ("spikes", "outliers") if emulated else ("plain", "outliers", "spikes", "flat", "tiny", "huge")
     for shape, kind in itertools.product(shapes, kinds):
         page = _as_dtype(_values(rng, shape, kind), dtype)
         fine = _fine(rng, shape)
@@ -238,6 +241,15 @@ def test_a_product_just_below_a_threshold_is_not_rounded_up_to_it(cupy: Any, see
     codec, shape, fine = get_codec("lynx"), PageShape(32, 2, 64), np.empty(0, np.int32)
     page = np.random.default_rng(seed).standard_normal(shape.array_shape).astype(np.float32).astype(np.float16)
     view = device_view(cupy.asarray(page), dtype="float16")
+    found = _encode_on_device(cupy, DeviceCodec(codec, 0), view, [PageJob(0, shape)], fine)[0]
+    assert found == _encode_on_cpu(codec, page, shape, fine)
+
+
+@pytest.mark.parametrize("alpha", [0.5, 0.01])
+def test_values_near_the_largest_make_the_same_bytes(cupy: Any, alpha: float) -> None:
+    codec, shape, fine = get_codec("lynx", alpha=alpha), PageShape(64, 2, 64), np.empty(0, np.int32)
+    page = _as_dtype(_values(np.random.default_rng(2), shape, "huge"), "bfloat16")
+    view = device_view(cupy.asarray(page), dtype="bfloat16")
     found = _encode_on_device(cupy, DeviceCodec(codec, 0), view, [PageJob(0, shape)], fine)[0]
     assert found == _encode_on_cpu(codec, page, shape, fine)
 
@@ -375,6 +387,37 @@ def test_search_tables_find_all_levels(alpha: float, bits: int) -> None:
     sums = magnitudes + table[magnitudes.astype(np.int64)]
     assert np.all((sums >= 128) & (sums < 256))
     assert np.array_equal(np.floor(sums) - 135, np.searchsorted(thresholds, units, side="right"))
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.3, 0.5, 0.7, 1.0, 2.0, 4.0, 20.0])
+@pytest.mark.parametrize("direction", [-1, 0, 1])
+def test_levels_by_the_logarithm_are_right_or_in_doubt(alpha: float, direction: int) -> None:
+    """Magnitudes around all thresholds and elsewhere, the logarithm being off as far as it may be."""
+    codec = get_codec("lynx", alpha=alpha)
+    assert isinstance(codec, LynxCodec)
+    defines = logarithm_defines(codec)
+    start, scale, base, unit = (
+        np.array(int(str(defines[f"LOG_{name}"])[:-1], 16), np.uint32).view(np.float32).astype(np.float64)
+        for name in ("START", "SCALE", "BASE", "UNIT")
+    )
+    doubt = int(defines["DOUBT"])
+    assert defines["QUICK_LEVELS"]
+    thresholds = codec.tables.thresholds.astype(np.int64)
+    around = [thresholds * 16 + offset for offset in range(-160, 161)]
+    units = np.clip(np.concatenate([*around, np.random.default_rng(1).integers(0, 16 * UNIT, 1 << 16)]), 0, 16 * UNIT)
+    cells = units / (16 * UNIT) * 2.0 ** cell_bits(codec)
+    arguments = (cells * unit + start).astype(np.float32).astype(np.float64)
+    logarithms = np.log2(arguments)
+    off = 2.0**-22 * np.where(arguments <= 2, 1, np.abs(logarithms))
+    logarithms = (logarithms + direction * off).astype(np.float32).astype(np.float64)
+    sums = (logarithms * scale + base).astype(np.float32)
+    assert np.all((sums >= 128) & (sums < 256))
+    bits = sums.view(np.uint32)
+    levels = np.searchsorted(thresholds, units // 16, side="right")
+    right = (bits >> 16 & 0xFF) == levels + 7
+    doubtful = (bits & 0xFFFF) < doubt
+    assert np.all(right | doubtful)
+    assert np.mean(doubtful[-(1 << 16) :]) < 2 * doubt / 65536 + 0.001
 
 
 @pytest.mark.gpu

@@ -234,6 +234,36 @@ __device__ __forceinline__ u32 sign_bytes(float a, float b, float c, float d)
 #endif
 }
 
+#ifdef __CUDA_ARCH__
+#define ASSUME(fact) __builtin_assume(fact)
+#else
+#define ASSUME(fact)
+#endif
+
+// Correctly rounded, of a number that is far from subnormal, as its reciprocal is: __frcp_rn without its check for others.
+__device__ __forceinline__ float reciprocal(float value)
+{
+#ifdef __CUDA_ARCH__
+    float guess;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(guess) : "f"(value));
+    return __fmaf_rn(guess, -__fmaf_rn(value, guess, -1.0f), guess);
+#else
+    return 1.0f / value;
+#endif
+}
+
+// About the logarithm (lynx_gpu/variants.py).
+__device__ __forceinline__ float log2_of(float value)
+{
+#ifdef __CUDA_ARCH__
+    float logarithm;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(logarithm) : "f"(value));
+    return logarithm;
+#else
+    return emulated_lg2(value);
+#endif
+}
+
 // Two whole numbers, cut off at 0 and 255, as the lower bytes of a word with `above` over them.
 __device__ __forceinline__ u32 pack_saturated(int first, int second, u32 above)
 {

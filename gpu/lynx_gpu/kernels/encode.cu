@@ -13,7 +13,7 @@
 #define AT_ONCE (32 / GROUP_LANES)   // tokens that a warp writes
 #define TILES ((GROUPS * 8 + TILE - 1) / TILE)
 #define MIN_BLOCKS (KIND == FLOAT32 ? 1 : 3)
-#define UNROLL 8  // tokens of a run that have code of their own: more of it does not stay in the cache of instructions
+#define UNROLL (LYNX ? 16 : 8) // tokens of a run that have code of their own: more does not stay in the cache of instructions
 #define RUN_BYTES (RUN * TILE * ITEM)
 
 // Every lane of every block has four channels.
@@ -80,7 +80,7 @@ template <bool WIDE>
 __device__ __forceinline__ void make_page_fields(const Sections &at, u8 *anchor, int number, const Extreme *least,
                                                  const Extreme *most, const PageFields &page)
 {
-    for (int i = threadIdx.x; i < TILE; i += THREADS) {
+    for (u32 i = threadIdx.x; i < TILE; i += THREADS) {
         const int padded = number * TILE + (LYNX ? i % 32 * 4 + i / 32 : i), of_head = padded % PADDED; // as in Tile::field
         if (padded >= GROUPS * 8 || of_head >= SIZE)
             continue;
@@ -125,14 +125,14 @@ __device__ __forceinline__ void make_chunk_fields(const Sections &at, const Job 
             const int coded = k == 0 ? coded_first : k == last ? coded_last : CHUNK;
             fields = fields_of(page.low[c], page.step[c], page.inverse[c], page.levels, unordered(least[i]), unordered(most[i]),
                                0.0f);
-            escape |= coded >= ESCAPE_TOKENS && too_coarse(page.step[c], fields.second, unordered(least[i]), unordered(most[i]));
+            escape |= coded >= ESCAPE_TOKENS && too_coarse(page.step[c], fields.second.value, unordered(least[i]), unordered(most[i]));
             u8 *const to = anchor + at.chunk_low + (WIDE ? 2 : 1) * (k * CHANNELS + padded / PADDED * SIZE + of_head);
             if (WIDE) {
-                store16(to, (u32)fields.first);
-                store16(to + apart, (u32)fields.second);
+                store16(to, fields.first.bits);
+                store16(to + apart, fields.second.bits);
             } else {
-                to[0] = (u8)(u32)fields.first;
-                to[apart] = (u8)(u32)fields.second;
+                to[0] = (u8)fields.first.bits;
+                to[apart] = (u8)fields.second.bits;
             }
         }
         ((float *)least)[i] = fields.base;
@@ -150,6 +150,7 @@ __device__ __forceinline__ void encode_tile(const View &view, const Job &job, in
     __shared__ __align__(16) float page_fields[LYNX ? 1 : 3][TILE];
     __shared__ __align__(16) float cells[CELLS * COPIES];
     const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
+    ASSUME(thread >= 0 && thread < THREADS && number >= 0 && number < TILES);
     const int first = job.raw_head, stop = job.tokens - job.raw_tail, tokens = job.tokens;
     const Sections at(job, WIDE);
     u8 *const anchor = piece + job.at[0];

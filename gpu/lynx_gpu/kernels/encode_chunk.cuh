@@ -7,8 +7,15 @@
 #else
 #define CELLS 1
 #define COPIES 1
+#define LOG_START 0
+#define LOG_SCALE 0
+#define LOG_BASE 0
+#define LOG_UNIT 0
+#define DOUBT 1
+#define QUICK_LEVELS 0
 #endif
 #define EXCESS 1.0004f     // a deviation may be so much of sigma before it must be cut off
+#define LARGE 0x1p100f     // of up to so much, reciprocals in other units lose no bits
 #define SAFE_SUM 0x1p122f  // up to here the sum of a chunk does not overflow
 
 // What extremes are kept as while runs agree on them by atomics: integers of the same order.
@@ -25,10 +32,19 @@ __device__ __forceinline__ float unordered(int order) { return as_float((u32)(or
 static_assert(CHUNK == RUN); // a warp knows all of a chunk
 #endif
 
-__device__ __forceinline__ float clamp(float code, float top)
+// A whole number from 0 to 65535.
+struct Whole {
+    float value;
+    u32 bits; // the lower 16 are the number
+};
+
+// The next whole number below (DOWN) or above one that is cut off at 0 and `top`.
+template <bool DOWN> __device__ __forceinline__ Whole whole_of(float number, float top)
 {
-    code = code > 0.0f ? code : 0.0f;
-    return code < top ? code : top;
+    constexpr float shift = 0x1p23f; // what is added to it has no fraction
+    const float cut = fminf(fmaxf(number, 0.0f), top);
+    const float sum = DOWN ? __fmaf_rd(cut, 1.0f, shift) : __fmaf_ru(cut, 1.0f, shift);
+    return Whole{sum - shift, as_bits(sum)};
 }
 
 // The search table of `lynx`, in shared memory: what a magnitude must be added to, so that byte 2 of the sum, rounded down,
@@ -66,6 +82,14 @@ struct Cells {
         const float sum = __fmaf_rd(size, per_unit, entry(whole));
         return as_bits(CUT ? fminf(sum, 255.0f) : sum);
     }
+
+    // The same by a logarithm, of a magnitude counted in other units. Where the lower 16 bits are less than DOUBT, byte 2 may be
+    // one too many (lynx_gpu/variants.py).
+    static __device__ __forceinline__ u32 quick_level(float size, float per_unit)
+    {
+        const float logarithm = log2_of(__fmaf_rn(size, per_unit, as_float(LOG_START)));
+        return as_bits(__fmaf_rn(logarithm, as_float(LOG_SCALE), as_float(LOG_BASE)));
+    }
 };
 
 // Whether codes are those of two streams that have a way of their own into rows: 4 and 4 bits, or 3 and 5.
@@ -80,6 +104,9 @@ __device__ constexpr bool even_first(bool aligned)
     return aligned && (paired(4, 4) || paired(3, 5) || (STREAMS == 1 && bits_of_stream(0) == 4));
 }
 
+// Whether the first stream is one plane, of codes of 4 bits.
+__device__ constexpr bool first_is_nibbles() { return even_first(true) && bits_of_stream(0) == 4; }
+
 // The address itself, and not what it was computed from.
 __device__ __forceinline__ u8 *opaque(u8 *address)
 {
@@ -87,6 +114,14 @@ __device__ __forceinline__ u8 *opaque(u8 *address)
     asm("" : "+l"(address));
 #endif
     return address;
+}
+
+__device__ __forceinline__ float opaque(float value)
+{
+#ifdef __CUDA_ARCH__
+    asm volatile("" : "+f"(value));
+#endif
+    return value;
 }
 
 #define RESIDUAL_FLIP (LYNX ? 0x07070707u : 0u) // 7 - level, modulo 16, is level ^ 7
@@ -115,23 +150,33 @@ struct Units {
 // Codes of a group of a token, a byte each, but for RESIDUAL_FLIP.
 struct Codes {
     u32 first, second; // of channels 0 to 3 and 4 to 7, or of even and of odd ones
+    u32 least;         // QUICK: of what may be doubtful in a level, in either half
 };
 
-// CUT: values may lie outside of what the chunk's fields span.
-template <bool CUT, bool EVEN_FIRST>
+__device__ __forceinline__ bool is_doubtful(u32 least) { return (least & 0xFFFFu) < DOUBT || least < (u32)DOUBT << 16; }
+
+// CUT: values may lie outside of what the chunk's fields span. QUICK: codes may be doubtful; units are those of `quick_level`.
+enum Way { CUT, EXACT, QUICK };
+
+template <Way WAY, bool EVEN_FIRST>
 __device__ __forceinline__ Codes codes_of(Quad low, Quad high, const Units &units, const Cells &cells)
 {
     constexpr int step = EVEN_FIRST ? 2 : 1, other = EVEN_FIRST ? 1 : 4;
     const Four lower = four_of(low), upper = four_of(high);
-    u32 codes[2];
+    u32 codes[2], least = 0xFFFFFFFFu;
 #if LYNX
     float centred[8];
     u32 levels[8];
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         centred[i] = __fadd_rn(i < 4 ? lower.of[i] : upper.of[i - 4], units.base[i]); // never -0, as the base is not
-        levels[i] = cells.level<CUT>(fabsf(centred[i]), units.per_unit[i]);
+        const float size = fabsf(centred[i]);
+        levels[i] = WAY == QUICK ? Cells::quick_level(size, units.per_unit[i]) : cells.level<WAY == CUT>(size, units.per_unit[i]);
     }
+    if (WAY == QUICK)
+#pragma unroll
+        for (int i = 0; i < 8; i += 2)
+            least = __vminu2(least, __byte_perm(levels[i], levels[i + 1], 0x5410));
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         const float *const c = centred + i * other;
@@ -153,7 +198,7 @@ __device__ __forceinline__ Codes codes_of(Quad low, Quad high, const Units &unit
         codes[i] = pack_saturated(l[0], l[step], pack_saturated(l[2 * step], l[3 * step], 0));
     }
 #endif
-    return Codes{codes[0], codes[1]};
+    return Codes{codes[0], codes[1], least};
 }
 
 // Sum of a chunk so far, weighted; four channels.
@@ -185,7 +230,8 @@ struct PageFields {
 
 // Fields of a channel of a chunk, and what its codes are made with; `far`: a value lies outside of what they span.
 struct Fields {
-    float first, second, base, per_unit;
+    Whole first, second;
+    float base, per_unit;
     bool far;
 };
 
@@ -194,21 +240,21 @@ __device__ __forceinline__ Fields fields_of(float low, float step, float inverse
 {
     Fields fields;
 #if LYNX
-    fields.first = clamp(floorf(__fadd_rn(__fmul_rn(__fsub_rn(mean, low), inverse), 0.5f)), levels);
-    const float origin = __fadd_rn(low, __fmul_rn(step, fields.first));
+    fields.first = whole_of<true>(__fadd_rn(__fmul_rn(__fsub_rn(mean, low), inverse), 0.5f), levels);
+    const float origin = __fadd_rn(low, __fmul_rn(step, fields.first.value));
     const float deviation = fmaxf(__fsub_rn(largest, origin), __fsub_rn(origin, smallest));
-    fields.second = clamp(ceilf(__fmul_rn(deviation, inverse)), levels);
+    fields.second = whole_of<false>(__fmul_rn(deviation, inverse), levels);
 #else
-    fields.first = clamp(floorf(__fmul_rn(__fsub_rn(smallest, low), inverse)), levels);
-    const float origin = __fadd_rn(low, __fmul_rn(step, fields.first));
-    fields.second = clamp(ceilf(__fmul_rn(__fsub_rn(largest, origin), inverse)), levels);
+    fields.first = whole_of<true>(__fmul_rn(__fsub_rn(smallest, low), inverse), levels);
+    const float origin = __fadd_rn(low, __fmul_rn(step, fields.first.value));
+    fields.second = whole_of<false>(__fmul_rn(__fsub_rn(largest, origin), inverse), levels);
 #endif
-    const float length = __fmul_rn(step, fields.second);
+    const float length = __fmul_rn(step, fields.second.value);
 #if LYNX
     fields.base = __fsub_rn(0.0f, origin);
     // A power of two divided by it: no length is so small that to multiply it by another one rounds.
-    fields.per_unit = length != 0.0f ? __frcp_rn(length * (1.0f / UNIT)) : 0.0f;
-    fields.far = !(deviation * fields.per_unit <= UNIT * EXCESS);
+    fields.per_unit = length != 0.0f ? reciprocal(length * (1.0f / UNIT)) : 0.0f;
+    fields.far = !(deviation * fields.per_unit <= UNIT * EXCESS && length <= LARGE);
 #else
     fields.far = false;
     fields.base = origin;

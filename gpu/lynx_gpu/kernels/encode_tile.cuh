@@ -166,6 +166,7 @@ struct Tile {
         bool waited = KIND != FLOAT32;
         if (LYNX && waited && !(low_of(largest) <= SAFE_SUM && high_of(largest) <= SAFE_SUM)) { // rare
             sums = Sums();
+#pragma unroll 1
             for (int i = 0; i < RUN; i++)
                 sums.add(read(i), 1.0f / CHUNK);
             waited = false;
@@ -196,8 +197,8 @@ struct Tile {
             narrow |= is_there && largest.of[i] - smallest.of[i] < ESCAPE_STEPS * step[i];
             base[i] = is_there ? fields.base : 0.0f;
             per_unit[i] = is_there ? fields.per_unit : 0.0f;
-            firsts[i] = (u32)fields.first;
-            seconds[i] = (u32)fields.second;
+            firsts[i] = fields.first.bits;
+            seconds[i] = fields.second.bits;
         }
 #pragma unroll
         for (int i = 0; i < 8; i++) { // of the group that this lane writes
@@ -212,7 +213,7 @@ struct Tile {
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 escape |= (whole_tiles() || i < quad.there)
-                          && too_coarse(step[i], (float)seconds[i], smallest.of[i], largest.of[i]);
+                          && too_coarse(step[i], (float)(u8)seconds[i], smallest.of[i], largest.of[i]);
             if (escape)
                 atomicOr(&status->flags, WIDE_PAGE);
         }
@@ -222,7 +223,7 @@ struct Tile {
     template <bool WIDE> __device__ __forceinline__ void store_fields(u8 *to, const u32 *fields) const
     {
         if (!WIDE && whole_tiles() && ((u64)to & 3) == 0) {
-            *(u32 *)to = fields[0] | fields[1] << 8 | fields[2] << 16 | fields[3] << 24;
+            *(u32 *)to = __byte_perm(__byte_perm(fields[0], fields[1], 0x0040), __byte_perm(fields[2], fields[3], 0x0040), 0x5410);
             return;
         }
 #pragma unroll
@@ -284,7 +285,7 @@ struct Tile {
             const i64 place = row_of(view, job.start + coded) + octet.column;
             const Quad low = load_quad(view.pointer, place, min(octet.there, 4));
             const Quad high = load_quad(view.pointer, place + 4, max(octet.there - 4, 0));
-            const Codes codes = codes_of<true, false>(low, high, LYNX ? units : units_of(coded), cells);
+            const Codes codes = codes_of<CUT, false>(low, high, LYNX ? units : units_of(coded), cells);
             u8 *const row = rows[0] + (coded - first) * row_bytes(bits_of_stream(0));
             store_streams<0, false>(row, later, i, coded == token && octet.there > 0, codes.first ^ RESIDUAL_FLIP,
                                     codes.second ^ RESIDUAL_FLIP);
@@ -295,24 +296,66 @@ struct Tile {
     __device__ __forceinline__ void write_run(int begin, const Units &of_chunk, const LaterRows &later) const
     {
         constexpr int row_size = row_bytes(bits_of_stream(0));
-        const Units units = LYNX ? of_chunk : units_of(begin);
+        constexpr Way way = QUICK_LEVELS ? QUICK : EXACT;
+        Units units = LYNX ? of_chunk : units_of(begin);
+        if (way == QUICK)
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                units.per_unit[i] = opaque(units.per_unit[i] * as_float(LOG_UNIT)); // once, not for each value again
         const Quad *from = own_group();
         const int second = lane / GROUP_LANES;
-        u8 *row = rows[0] + (begin + second - first) * row_size;
+        u8 *row = rows[0] + (begin + second - first) * row_size + (first_is_nibbles() ? plane_at<4>(group) : 0);
         u8 *const four = opaque(anchor + plane_at<4>(group)), *const one = opaque(anchor + plane_row(4) + plane_at<1>(group));
 #pragma unroll 1
         for (int i = second; i < RUN; i += UNROLL, from += UNROLL * (TILE / 4), row += UNROLL * row_size) {
+            u8 *const here = opaque(row);
+            u32 least[UNROLL / AT_ONCE];
 #pragma unroll
-            for (int j = 0; j < UNROLL; j += AT_ONCE) {
-                Quad low, high;
-                read_group(from + j * (TILE / 4), low, high);
-                const Codes codes = codes_of<false, even_first(true)>(low, high, units, cells);
-                write_group(row + j * row_size, later, i + j, four, one, codes);
-            }
+            for (int j = 0; j < UNROLL; j += AT_ONCE)
+                least[j / AT_ONCE] = write_tokens<way>(from + j * (TILE / 4), here + j * row_size, units, later, i + j, four, one);
+            if (way == QUICK)
+                write_doubtful(least, from, row, units, later, i, four, one);
         }
     }
 
-    // `four` and `one` are where the planes of this lane were in the second stream if its rows began at `anchor`.
+    // Codes of a group of AT_ONCE tokens; returns what may be doubtful.
+    template <Way WAY>
+    __device__ __forceinline__ u32 write_tokens(const Quad *from, u8 *row, const Units &units, const LaterRows &later, int i,
+                                                u8 *four, u8 *one) const
+    {
+        Quad low, high;
+        read_group(from, low, high);
+        const Codes codes = codes_of<WAY, even_first(true)>(low, high, units, cells);
+        write_group(row, later, i, four, one, codes);
+        return codes.least;
+    }
+
+    // Codes once more, of those of UNROLL tokens that are doubtful in any lane.
+    __device__ __forceinline__ void write_doubtful(const u32 *least, const Quad *from, u8 *row, Units units, const LaterRows &later,
+                                                   int i, u8 *four, u8 *one) const
+    {
+        u32 of_all = least[0];
+#pragma unroll
+        for (int j = 1; j < UNROLL / AT_ONCE; j++)
+            of_all = __vminu2(of_all, least[j]);
+        if (!__any_sync(0xFFFFFFFFu, is_doubtful(of_all)))
+            return;
+        u32 left = 0;
+#pragma unroll
+        for (int j = 0; j < UNROLL / AT_ONCE; j++)
+            left |= (u32)is_doubtful(least[j]) << j * AT_ONCE;
+#pragma unroll
+        for (int k = 0; k < 8; k++)
+            units.per_unit[k] *= 1.0f / as_float(LOG_UNIT);
+#pragma unroll 1
+        for (left = __reduce_or_sync(0xFFFFFFFFu, left); left; left &= left - 1) {
+            const int j = __ffs(left) - 1;
+            write_tokens<EXACT>(from + j * (TILE / 4), row + j * row_bytes(bits_of_stream(0)), units, later, i + j, four, one);
+        }
+    }
+
+    // `row` is that of the token, or what this lane writes of it if the first stream is nibbles. `four` and `one` are where the
+    // planes of this lane were in the second stream if its rows began at `anchor`.
     __device__ __forceinline__ void write_group(u8 *row, const LaterRows &later, int i, u8 *four, u8 *one, Codes codes) const
     {
         if constexpr (!even_first(true)) {
@@ -321,14 +364,14 @@ struct Tile {
         }
         const u32 evens = codes.first, odds = codes.second;
         if constexpr (STREAMS == 1) { // of 4 bits
-            __stcs((u32 *)(row + plane_at<4>(group)), evens + (odds << 4));
+            __stcs((u32 *)row, evens + (odds << 4));
             return;
         }
         const u32 later_row = __shfl_sync(0xFFFFFFFFu, later.at[0], i);
         if constexpr (paired(4, 4)) {
             const u32 upper = choose(0x0F0F0F0Fu, evens >> 4, odds);
             const u32 lower = choose(0x0F0F0F0Fu, evens, odds << 4) ^ RESIDUAL_FLIP * 17u;
-            __stcs((u32 *)(row + plane_at<4>(group)), upper);
+            __stcs((u32 *)row, upper);
             __stcs((u32 *)(four + later_row), lower);
         } else {
             const u32 fours = choose(0x0F0F0F0Fu, evens >> 1, odds << 3);

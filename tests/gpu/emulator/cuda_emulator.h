@@ -400,6 +400,14 @@ inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fdiv_rn(float a, float b) { return a / b; }
+// As far off as lg2.approx.f32 may be by its documentation, in either direction.
+inline float emulated_lg2(float a) {
+  unsigned bits;
+  memcpy(&bits, &a, sizeof bits);
+  const double exact = log2((double)a), most = 0x1p-22 * (a >= 0.5f && a <= 2.0f ? 1.0 : fabs(exact));
+  const float below = nextafterf((float)(exact - most), INFINITY), above = nextafterf((float)(exact + most), -INFINITY);
+  return bits * 0x9E3779B1u >> 31 ? above : below;
+}
 inline float __frcp_rn(float a) { return 1.0f / a; }
 inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
 inline float fmaf_in(int direction, float a, float b, float c) {
@@ -410,6 +418,7 @@ inline float fmaf_in(int direction, float a, float b, float c) {
   return sum;
 }
 inline float __fmaf_rd(float a, float b, float c) { return fmaf_in(FE_DOWNWARD, a, b, c); }
+inline float __fmaf_ru(float a, float b, float c) { return fmaf_in(FE_UPWARD, a, b, c); }
 inline float __fmaf_rz(float a, float b, float c) { return fmaf_in(FE_TOWARDZERO, a, b, c); }
 inline float __fsqrt_rn(float a) { return sqrtf(a); }
 inline unsigned __float_as_uint(float a) { return emulator::unpack<unsigned>(emulator::pack(a)); }
@@ -445,6 +454,10 @@ inline unsigned __byte_perm(unsigned a, unsigned b, unsigned s) {
     r |= (unsigned)(s >> 4 * i & 8 ? (byte & 0x80 ? 0xFF : 0) : byte) << 8 * i;
   }
   return r;
+}
+inline unsigned __vminu2(unsigned a, unsigned b) {
+  const unsigned low = std::min(a & 0xFFFFu, b & 0xFFFFu), high = std::min(a >> 16, b >> 16);
+  return high << 16 | low;
 }
 inline unsigned __funnelshift_l(unsigned low, unsigned high, unsigned by) { return ((unsigned long long)high << 32 | low) << (by & 31) >> 32; }
 inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned by) { return ((unsigned long long)high << 32 | low) >> (by & 31); }
