@@ -90,7 +90,7 @@ def install() -> None:
     encoded: dict[int, BatchPlan] = {}
 
     def copy(target: int, source: int, size_bytes: int, kind: int, stream: int) -> None:
-        plan = encoded.get(source) if kind == _DEVICE_TO_HOST else None
+        plan = encoded.pop(source, None) if kind == _DEVICE_TO_HOST else None
         if plan is None and kind == _DEVICE_TO_HOST and size_bytes <= _STATUS_BYTES:
             ctypes.memset(target, 0, size_bytes)
         if plan is not None:

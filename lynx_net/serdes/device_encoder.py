@@ -281,7 +281,7 @@ class DeviceEncoder:
         return copied
 
     def _wants_checksums(self, plan: BatchPlan) -> bool:
-        return min(most_bytes for _, most_bytes in plan.spans[0]) <= self._segment_bytes
+        return 0 < self._segment_bytes >= min(most_bytes for _, most_bytes in plan.spans[0])
 
     def _fine_on(self, side: DeviceSide) -> Any:
         """Positions of the fine tokens, each in its page, on the device; None if there are none."""

@@ -118,9 +118,10 @@ async def test_the_device_makes_checksums_which_the_receiver_compares(
     ("buffers", "config"),
     [
         (DeviceBuffers(checksums=False), None),
+        (DeviceBuffers(checksums=False, group_bytes=1), None),
         (None, LinkConfig(segment_bytes=4096)),
     ],
-    ids=["not wanted", "small segments"],
+    ids=["not wanted", "not wanted, and pages without residuals", "small segments"],
 )
 async def test_checksums_that_nobody_needs_are_not_made(
     buffers: DeviceBuffers | None, config: LinkConfig | None, cuda: FakeCuda, make_cache: Any, same: Any
