@@ -136,8 +136,8 @@ def logarithm_defines(codec: LynxCodec) -> dict[str, int | str]:
         scale * max(math.log2(largest), 1.0) * _LOGARITHM_ERROR
         + scale * math.log2(math.e) * relative
         + abs(float(np.float32(scale)) - scale) * max(math.log2(largest), -math.log2(start))
-        + abs(float(np.float32(base)) - base)
-        + 2 * 2.0**-17  # the sum is rounded, and so is the constant that this is added to
+        + float(np.spacing(np.float32(base + 1))) / 2  # the constant of the sum, and the sum
+        + 2.0**-17
     )
     late = LEVELS * alpha / math.log1p(alpha) * 2.0**-24  # a threshold may be, at most
     doubt = math.ceil((2 * off + late) * 65536)

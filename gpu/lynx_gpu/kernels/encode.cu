@@ -125,7 +125,8 @@ __device__ __forceinline__ void make_chunk_fields(const Sections &at, const Job 
             const int coded = k == 0 ? coded_first : k == last ? coded_last : CHUNK;
             fields = fields_of(page.low[c], page.step[c], page.inverse[c], page.levels, unordered(least[i]), unordered(most[i]),
                                0.0f);
-            escape |= coded >= ESCAPE_TOKENS && too_coarse(page.step[c], fields.second.value, unordered(least[i]), unordered(most[i]));
+            escape |= coded >= ESCAPE_TOKENS
+                      && too_coarse(page.step[c], fields.second.value, unordered(least[i]), unordered(most[i]));
             u8 *const to = anchor + at.chunk_low + (WIDE ? 2 : 1) * (k * CHANNELS + padded / PADDED * SIZE + of_head);
             if (WIDE) {
                 store16(to, fields.first.bits);

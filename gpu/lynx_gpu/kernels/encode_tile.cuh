@@ -223,7 +223,8 @@ struct Tile {
     template <bool WIDE> __device__ __forceinline__ void store_fields(u8 *to, const u32 *fields) const
     {
         if (!WIDE && whole_tiles() && ((u64)to & 3) == 0) {
-            *(u32 *)to = __byte_perm(__byte_perm(fields[0], fields[1], 0x0040), __byte_perm(fields[2], fields[3], 0x0040), 0x5410);
+            const u32 low = __byte_perm(fields[0], fields[1], 0x0040), high = __byte_perm(fields[2], fields[3], 0x0040);
+            *(u32 *)to = __byte_perm(low, high, 0x5410);
             return;
         }
 #pragma unroll
@@ -312,7 +313,8 @@ struct Tile {
             u32 least[UNROLL / AT_ONCE];
 #pragma unroll
             for (int j = 0; j < UNROLL; j += AT_ONCE)
-                least[j / AT_ONCE] = write_tokens<way>(from + j * (TILE / 4), here + j * row_size, units, later, i + j, four, one);
+                least[j / AT_ONCE] =
+                    write_tokens<way>(from + j * (TILE / 4), here + j * row_size, units, later, i + j, four, one);
             if (way == QUICK)
                 write_doubtful(least, from, row, units, later, i, four, one);
         }
@@ -350,7 +352,8 @@ struct Tile {
 #pragma unroll 1
         for (left = __reduce_or_sync(0xFFFFFFFFu, left); left; left &= left - 1) {
             const int j = __ffs(left) - 1;
-            write_tokens<EXACT>(from + j * (TILE / 4), row + j * row_bytes(bits_of_stream(0)), units, later, i + j, four, one);
+            u8 *const again = row + j * row_bytes(bits_of_stream(0));
+            write_tokens<EXACT>(from + j * (TILE / 4), again, units, later, i + j, four, one);
         }
     }
 
