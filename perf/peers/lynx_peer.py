@@ -10,7 +10,7 @@ import asyncio
 import os
 from typing import TYPE_CHECKING
 
-from lynx_net import LinkConfig
+from lynx_net import LinkConfig, LynxError
 from lynx_net.aio.endpoint import Endpoint, Server
 from lynx_net.aio.link import Link
 from perf.bytelevel import ROOMY, Swallow, open_bytes, run
@@ -51,6 +51,7 @@ class Lynx(Peer):
     in_memory = False
 
     _server: Server[Link] | None = None
+    _failure: LynxError | None = None
 
     def _make_endpoint(self) -> Endpoint[Link]:
         counter = self._counter = Counter()
@@ -75,7 +76,16 @@ class Lynx(Peer):
         self._transfer: IncomingTransfer | None = None
         if ONE_TRANSFER:
             self._transfer = await anext(self._transfers)
+            self._watch = asyncio.create_task(self._wait_for_the_end(self._transfer))
             await side.say(b"Y")
+
+    async def _wait_for_the_end(self, transfer: IncomingTransfer) -> None:
+        """A transfer that fails brings no more pages: whoever waits for some hears of it."""
+        try:
+            await transfer.complete
+        except LynxError as error:
+            self._failure = error
+        self._counter.there.set()
 
     async def start_sender(self, side: Side) -> None:
         self._endpoint = self._make_endpoint()
@@ -93,6 +103,8 @@ class Lynx(Peer):
     async def receive(self, size: int) -> None:
         if self._transfer is not None:
             await self._counter.there.wait()
+            if self._failure is not None:
+                raise self._failure
             return
         transfer = await anext(self._transfers)
         await transfer.complete

@@ -29,6 +29,7 @@ from perf.peers.environments import ENVIRONMENTS, Environment, Failure, build, c
 
 MIB = 1 << 20
 RUN_LIMIT_S = 120
+_LAST_WORDS_S = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +136,9 @@ def run_once(name: str, sizes: list[int], repeats: int, settings: dict[str, str]
             raise Failure(f"the receiver does not start: {last_line(receiver.communicate(timeout=10)[1])}")
         sender = start("send", most, port, ",".join(map(str, sizes)), str(repeats))
         output, errors = sender.communicate(timeout=RUN_LIMIT_S)
+        results = [line for line in output.splitlines() if line.startswith("SECONDS ")]
+        if not results:
+            raise Failure(f"the sender failed: {last_line(errors)}{_of_the_receiver(receiver)}")
     except subprocess.TimeoutExpired as error:
         raise Failure(f"nothing came in {RUN_LIMIT_S} s") from error
     finally:
@@ -142,11 +146,17 @@ def run_once(name: str, sizes: list[int], repeats: int, settings: dict[str, str]
             if process is not None:
                 process.kill()
                 process.communicate()
-    results = [line for line in output.splitlines() if line.startswith("SECONDS ")]
-    if not results:
-        raise Failure(f"the sender failed: {last_line(errors)}")
     seconds = json.loads(results[0].removeprefix("SECONDS "))
     return {int(size): statistics.median(times) for size, times in seconds.items()}
+
+
+def _of_the_receiver(receiver: subprocess.Popen[str]) -> str:
+    """Its last words, if it has ended by itself: then it may be why the sender failed."""
+    try:
+        errors = receiver.communicate(timeout=_LAST_WORDS_S)[1]
+    except subprocess.TimeoutExpired:
+        return ""
+    return f"; the receiver: {last_line(errors)}" if receiver.returncode else ""
 
 
 def measure(names: list[str], sizes: list[int], rounds: int, repeats: int) -> dict[str, Any]:

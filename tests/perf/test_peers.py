@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 import sys
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
-from perf.peers import codec_child, codecs
+from lynx_net import LynxError
+from perf.peers import codec_child, codecs, lynx_peer
 from perf.peers import transport as peers
 from perf.peers.environments import Environment
+from perf.peers.harness import Side
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,6 +35,36 @@ def test_what_runs_is_measured_and_what_does_not_is_said(monkeypatch: pytest.Mon
 def test_a_system_that_breaks_says_its_last_words() -> None:
     with pytest.raises(peers.Failure, match=r"the receiver does not start: .*(Memory|memory)"):
         peers.run_once("raw", [1 << 60], 1, {})
+
+
+async def test_a_receiver_hears_that_its_open_transfer_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lynx_peer, "ONE_TRANSFER", True)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ends = socket.create_connection(server.getsockname()), server.accept()[0]
+    with ends[0], ends[1]:
+        sender, receiver = lynx_peer.Lynx(1 << 20), lynx_peer.Lynx(1 << 20)
+        sides = [Side(end, blocking=False) for end in ends]
+        await asyncio.gather(sender.start_sender(sides[0]), receiver.start_receiver(sides[1]))
+        await receiver.expect(1 << 20)
+        waiting = asyncio.create_task(receiver.receive(1 << 20))
+        await sender.stop()
+        with pytest.raises(LynxError):
+            async with asyncio.timeout(10):
+                await waiting
+        await receiver.stop()
+
+
+def test_what_a_receiver_says_last_is_told_beside_its_sender(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(
+        "#!/bin/sh\n"
+        'if [ "$3" = receive ]; then echo 1; echo "RuntimeError: no more" >&2; exit 1; fi\n'
+        'echo "ConnectionError: the other process ended" >&2; exit 1\n'
+    )
+    python.chmod(0o755)
+    monkeypatch.setattr(peers, "python_of", lambda _: str(python))
+    with pytest.raises(peers.Failure, match=r"the other process ended; the receiver: RuntimeError: no more"):
+        peers.run_once("raw", [peers.MIB], 1, {})
 
 
 def test_a_codec_that_fails_leaves_the_others_of_its_process_alone(
