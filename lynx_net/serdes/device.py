@@ -49,8 +49,9 @@ class DeviceBuffers:
         receive_pinned_bytes: pinned host memory for what has arrived; what does not fit lies in ordinary memory, from
             which it gets to the device more slowly.
         staging_bytes: memory of each device beside the caches, for both directions together.
-        group_bytes: what is encoded at once has about so many bytes then, and at most half of the staging memory. A
-            group costs the interpreter much the same, whatever its size.
+        group_bytes: what is encoded at once has about so many bytes in its first stream, which does not wait to be
+            sent, and at most a third of the staging memory in all. A group costs the interpreter much the same,
+            whatever its size; but the fewer bytes are under way, the more of them are in the cache when they are sent.
         checksums: the device makes those of what it encodes, where a stream of a page is one segment; else the threads
             that send do, which reads all of it once more.
         prepare: devices for which all of this is allocated when the endpoint opens, and the default codecs are loaded;
@@ -61,7 +62,7 @@ class DeviceBuffers:
     overflow_bytes: int = 4 * 1024 * 1024 * 1024
     receive_pinned_bytes: int = 1024 * 1024 * 1024
     staging_bytes: int = 128 * 1024 * 1024
-    group_bytes: int = 40 * 1024 * 1024
+    group_bytes: int = 20 * 1024 * 1024
     checksums: bool = True
     prepare: tuple[int, ...] = ()
 

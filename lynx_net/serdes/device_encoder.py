@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from lynx_gpu.plan import BatchPlan
     from lynx_gpu.ring import PinnedRing
     from lynx_gpu.views import DeviceView
-    from lynx_net.serdes.device import Devices, DeviceSide
+    from lynx_net.serdes.device import DeviceBuffers, Devices, DeviceSide
     from lynx_net.serdes.encoder import Outlet
     from lynx_net.wire.layout import CacheLayout, Kind, PageRef
 
@@ -141,9 +141,8 @@ class DeviceEncoder:
         self._fine = fine
         self._devices = devices
         self._executor = executor
-        group_bytes = min(devices.buffers.group_bytes, devices.buffers.staging_bytes // IN_FLIGHT)
         self._first_groups, self._groups = (
-            _groups_of(pages, codecs, layout.layers, group_bytes, first) for first in (group_bytes // FIRST_SHARE, None)
+            _groups_of(pages, codecs, layout.layers, devices.buffers, soon=soon) for soon in (True, False)
         )
         self._longest = {page.kind: page for page in reversed(pages)}
         self._positions = (fine % layout.page_tokens).astype(np.int32)
@@ -333,20 +332,23 @@ class DeviceEncoder:
 
 
 def _groups_of(
-    pages: Sequence[PageRef], codecs: CodecTable, layers: int, most_bytes: int, first_bytes: int | None
+    pages: Sequence[PageRef], codecs: CodecTable, layers: int, buffers: DeviceBuffers, *, soon: bool
 ) -> list[list[PageRef]]:
-    """Pages of one kind that have about so many bytes encoded, as many in each group; fewer in the first, if wanted."""
+    """Pages of one kind whose first streams have about `group_bytes`, as many in each group; fewer in the first if
+    something is to be sent soon."""
     groups: list[list[PageRef]] = []
     for kind, of_kind in itertools.groupby(pages, key=lambda page: page.kind):
         left = list(of_kind)
         usual = left[len(left) // 2].shape
         own = {id(codec): codec for codec in (codecs.codec(layer, kind) for layer in range(layers))}
-        page_bytes = max(*(sum(codec.stream_bytes(usual, wide=True)) for codec in own.values()), 1)
-        if first_bytes is not None and not groups:
-            first = max(first_bytes // page_bytes, 1)
-            groups.append(left[:first])
-            left = left[first:]
-        count = -(-len(left) // max(most_bytes // page_bytes, 1))
+        first_bytes = max(*(codec.stream_bytes(usual)[0] for codec in own.values()), 1)
+        most_bytes = max(*(sum(codec.stream_bytes(usual, wide=True)) for codec in own.values()), 1)
+        room = buffers.staging_bytes // (IN_FLIGHT + 1) // most_bytes  # pieces have gaps between them
+        if soon and not groups:
+            count = max(min(buffers.group_bytes // FIRST_SHARE // first_bytes, room), 1)
+            groups.append(left[:count])
+            left = left[count:]
+        count = -(-len(left) // max(min(buffers.group_bytes // first_bytes, room), 1))
         size = -(-len(left) // max(count, 1))
         groups += [left[begin : begin + size] for begin in range(0, len(left), size or 1)]
     return groups

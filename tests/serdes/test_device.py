@@ -210,9 +210,14 @@ async def test_a_slow_device_and_small_buffers(cuda: FakeCuda, make_cache: Any, 
 async def test_groups_of_an_array_are_alike(cuda: FakeCuda, make_cache: Any) -> None:
     """But for the first one, which is small: the wire has something soon."""
     cache = make_cache(layers=2, tokens=13 * 64, page_tokens=64)
-    page_bytes = sum(get_codec("lynx").stream_bytes(cache.layout.page(6).shape, wide=True))
-    await pass_on(cache, buffers=DeviceBuffers(group_bytes=5 * page_bytes))
+    anchor_bytes, residual_bytes = get_codec("lynx").stream_bytes(cache.layout.page(6).shape)
+    await pass_on(cache, buffers=DeviceBuffers(group_bytes=5 * anchor_bytes))
     assert cuda.batches == [1, 4, 4, 4, 5, 5, 3, 5, 5, 3, 5, 5, 3]
+    cuda.batches.clear()
+    wide_bytes = sum(get_codec("lynx").stream_bytes(cache.layout.page(6).shape, wide=True))
+    assert wide_bytes > anchor_bytes + residual_bytes
+    await pass_on(cache, buffers=DeviceBuffers(group_bytes=5 * anchor_bytes, staging_bytes=3 * 3 * wide_bytes))
+    assert cuda.batches == [1, 3, 3, 3, 3, 3, 3, 3, 3, 1] + 2 * [3, 3, 3, 3, 1]
 
 
 @pytest.mark.parametrize(("window_bytes", "early_bytes"), [(8192, 0), (9000, 20000), (30000, 0)])
