@@ -342,13 +342,14 @@ def _groups_of(
         usual = left[len(left) // 2].shape
         own = {id(codec): codec for codec in (codecs.codec(layer, kind) for layer in range(layers))}
         first_bytes = max(*(codec.stream_bytes(usual)[0] for codec in own.values()), 1)
-        most_bytes = max(*(sum(codec.stream_bytes(usual, wide=True)) for codec in own.values()), 1)
-        room = buffers.staging_bytes // (IN_FLIGHT + 1) // most_bytes  # pieces have gaps between them
+        all_bytes = max(*(sum(codec.stream_bytes(usual, wide=True)) for codec in own.values()), 1)
+        room_bytes = buffers.staging_bytes // (IN_FLIGHT + 1)  # pieces have gaps between them
+        most = max(min(buffers.group_bytes // first_bytes, room_bytes // all_bytes), 1)
         if soon and not groups:
-            count = max(min(buffers.group_bytes // FIRST_SHARE // first_bytes, room), 1)
-            groups.append(left[:count])
-            left = left[count:]
-        count = -(-len(left) // max(min(buffers.group_bytes // first_bytes, room), 1))
+            few = max(most // FIRST_SHARE, 1)
+            groups.append(left[:few])
+            left = left[few:]
+        count = -(-len(left) // most)
         size = -(-len(left) // max(count, 1))
         groups += [left[begin : begin + size] for begin in range(0, len(left), size or 1)]
     return groups

@@ -254,6 +254,26 @@ def test_values_near_the_largest_make_the_same_bytes(cupy: Any, alpha: float) ->
     assert found == _encode_on_cpu(codec, page, shape, fine)
 
 
+@pytest.mark.parametrize(
+    ("jobs", "message"),
+    [
+        ([PageJob(0, PageShape(32, 2, 64)), PageJob(33, PageShape(32, 2, 64))], "tokens 0 to 65 in an array of shape"),
+        ([PageJob(-1, PageShape(32, 2, 64))], "tokens -1 to 31 in an array of shape"),
+        ([PageJob(0, PageShape(32, 2, 64)), PageJob(32, PageShape(32, 1, 64))], "pages of 1 x 64 in an array of shape"),
+    ],
+)
+def test_pages_that_are_not_in_the_array_are_refused(cupy: Any, jobs: list[PageJob], message: str) -> None:
+    device_codec = DeviceCodec(get_codec("lynx"), 0)
+    view = device_view(cupy.asarray(np.zeros((64, 2, 64), np.uint16)), dtype="bfloat16")
+    plan, stream = device_codec.plan(jobs), cupy.cuda.Stream(non_blocking=True)
+    piece = cupy.full(plan.total_bytes, 0xA5, cupy.uint8)
+    with pytest.raises(CodecError, match=message):
+        device_codec.encode(view, plan, None, piece.data.ptr, stream)
+    with pytest.raises(CodecError, match=message):
+        device_codec.decode_checked(plan, 1, piece.data.ptr, view, stream)
+    assert np.all(piece.get() == 0xA5)
+
+
 @pytest.mark.parametrize("layout", ["b2thd", "2bthd", "bthd"])
 @pytest.mark.parametrize("block_tokens", [16, 48, 256])
 @pytest.mark.parametrize("name", ["lynx", "nested", "bf16"])

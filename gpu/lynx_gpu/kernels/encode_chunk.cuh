@@ -116,6 +116,7 @@ __device__ __forceinline__ u8 *opaque(u8 *address)
     return address;
 }
 
+// A number likewise.
 __device__ __forceinline__ float opaque(float value)
 {
 #ifdef __CUDA_ARCH__
